@@ -1,0 +1,1 @@
+"""The rules of the sidecar: pure, without I/O, clock, randomness or logging."""
