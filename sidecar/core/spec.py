@@ -248,9 +248,7 @@ REASON_ALIASES: dict[str, str] = {
 
 ERROR_BY_CODE: dict[int, ErrorType] = {error.code: error for error in ERRORS}
 ERROR_BY_REASON: dict[str, ErrorType] = {error.reason: error for error in ERRORS}
-ERROR_BY_REASON.update(
-    {alias: ERROR_BY_REASON[reason] for alias, reason in REASON_ALIASES.items()}
-)
+ERROR_BY_REASON.update({alias: ERROR_BY_REASON[reason] for alias, reason in REASON_ALIASES.items()})
 ERROR_BY_NAME: dict[str, ErrorType] = {error.name: error for error in ERRORS}
 
 METHOD_NOT_FOUND = ERROR_BY_REASON["METHOD_NOT_FOUND"]
@@ -321,6 +319,18 @@ GRPC_STATUS_OF_HTTP: dict[int, int] = {
     504: 4,
 }
 
+# TaskState by number (A2A 4.1.3).
+TASK_STATES: tuple[str, ...] = (
+    "TASK_STATE_UNSPECIFIED",
+    "TASK_STATE_SUBMITTED",
+    "TASK_STATE_WORKING",
+    "TASK_STATE_COMPLETED",
+    "TASK_STATE_FAILED",
+    "TASK_STATE_CANCELED",
+    "TASK_STATE_INPUT_REQUIRED",
+    "TASK_STATE_REJECTED",
+    "TASK_STATE_AUTH_REQUIRED",
+)
 TERMINAL_STATES = frozenset(
     {
         "TASK_STATE_COMPLETED",

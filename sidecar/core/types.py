@@ -189,6 +189,8 @@ class Call:
     """One downstream operation, free of its binding."""
 
     operation: Operation
+    binding: Binding
+    """The caller's."""
     payload: Payload
     """The request message as the caller gave it, without its `tenant`."""
     tenant: str = ""
@@ -199,8 +201,6 @@ class Call:
     """Names the call in logs and errors."""
     deadline: float | None = None
     """Absolute, on the clock of the shells."""
-    brings_credentials: bool = False
-    """The caller sent credentials of its own."""
 
 
 # --- errors -----------------------------------------------------------------------------------
@@ -226,8 +226,10 @@ class ErrorRecord:
     """JSON-RPC `error.data` as received, when it is not an array of such objects."""
     status_details: bytes | None = None
     """google.rpc.Status as received over gRPC."""
-    raw: bytes | None = None
-    """The error object as received over JSON-RPC, for the same binding downstream."""
+    raw: tuple[Binding, bytes] | None = None
+    """As received: JSONRPC the error object, HTTP+JSON the body; for the same binding downstream."""
+    kept_status: tuple[Binding, int] | None = None
+    """The status an agent gave with an ambiguous failure; kept on the same binding (DESIGN 3.8)."""
     headers: Headers = field(default_factory=list)
     """``retry-after`` and ``www-authenticate``."""
     delivered: str | None = None
@@ -235,11 +237,20 @@ class ErrorRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A successful result or one stream event, with the agent's headers when it is the first."""
+class Reply:
+    """A complete unary reply, or the end of a stream, as a binding reads it.
 
-    payload: Payload
-    headers: Headers = field(default_factory=list)
+    Success has a `payload` (a stream's end has none); an A2A error has `error`. Everything else is
+    known by its status alone: `plain` is how to show it, should it count as an answer.
+    """
+
+    http_status: int
+    grpc_status: int | None = None
+    payload: Payload | None = None
+    error: ErrorRecord | None = None
+    plain: ErrorRecord | None = None
+    malformed: str = ""
+    """Why the reply is not in the binding's form; '' when it is."""
 
 
 # --- outcomes ---------------------------------------------------------------------------------

@@ -1,0 +1,411 @@
+"""One remote agent: its card, its candidates and their selection, its connections and limits.
+
+Everything that is kept of an agent between calls is here. Calls ask for the present `Generation`
+and report what they saw; a background task fetches the card, once at a time and throttled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from sidecar.connections import Connections
+from sidecar.core import card as cards
+from sidecar.core import failover
+from sidecar.core.addresses import kind_of
+from sidecar.core.card import Card, CardError, CardOrigin, CardPolicy
+from sidecar.discovery import NO_VALIDATORS, CardFetchError, CardSource, resolve_source
+from sidecar.upstream import Sizes, Timeouts, Upstream
+from sidecar.wire import fetch as fetching
+from sidecar.wire.tls import TlsIdentity
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Mapping, Sequence
+
+    from sidecar.config import AgentConfig, Limits
+    from sidecar.core.types import Attempt, Interface
+    from sidecar.discovery import FetchedCard
+    from sidecar.logs import Log
+    from sidecar.telemetry import Telemetry
+    from sidecar.wire.net import Dialer
+
+_LONGEST_COOLDOWN_SECONDS = 60.0
+_ATTEMPTS_KEPT = 20
+_CREDENTIAL_HEADERS = frozenset({"authorization", "x-api-key"})
+
+
+@dataclass(slots=True)
+class Generation:
+    """The candidates of one card, with their selection. A call keeps the one it began with."""
+
+    number: int
+    card: Card
+    selection: failover.Selection
+
+    @property
+    def candidates(self) -> tuple[Interface, ...]:
+        """The eligible interfaces, in order."""
+        return self.card.candidates
+
+    @property
+    def current(self) -> Interface:
+        """Where the next call begins."""
+        return self.candidates[self.selection.current]
+
+
+class Unavailable(Exception):
+    """There is no candidate to begin with; `reason` is one of the sidecar's own."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class _Throttle:
+    """The wait before the next refresh: doubled by each that brought nothing new."""
+
+    least: float
+    wait: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.wait = self.least
+
+    def reset(self) -> None:
+        self.wait = self.least
+
+    def double(self) -> None:
+        self.wait = min(self.wait * 2, max(_LONGEST_COOLDOWN_SECONDS, self.least))
+
+
+class Agent:
+    """The state of one configured agent. `run` must be running for it to be of use."""
+
+    def __init__(
+        self,
+        name: str,
+        config: AgentConfig,
+        *,
+        dialer: Dialer,
+        limits: Limits,
+        own_addresses: frozenset[tuple[str, int]],
+        telemetry: Telemetry,
+        log: Log,
+        rng: random.Random,
+    ) -> None:
+        self.name = name
+        self.config = config
+        self.generation: Generation | None = None
+        self.rejected: Card | None = None
+        """The last card that had no eligible interface."""
+        self.fetch_error = ""
+        self.in_flight = 0
+        self.streams = 0
+        self.attempts: deque[Attempt] = deque(maxlen=_ATTEMPTS_KEPT)
+        self._own_addresses = own_addresses
+        self._telemetry = telemetry
+        self._log = log
+        self._rng = rng
+        identity = TlsIdentity(
+            ca_file=_text(config.tls.ca_file),
+            client_cert_file=_text(config.tls.client_cert_file),
+            client_key_file=_text(config.tls.client_key_file),
+            server_name=_text(config.tls.server_name),
+        )
+        # Where the card is fetched from is the operator's word: no address is refused.
+        client = fetching.client(dialer, identity=identity, permit=lambda _: "")
+        self._source = CardSource(resolve_source(config.card, config.card_exact), client)
+        self._connections = Connections(
+            dialer,
+            identity=identity,
+            header_bytes=limits.header_bytes,
+            connect_timeout=config.connect_timeout_seconds,
+        )
+        self.upstream = Upstream(
+            self._connections.get,
+            timeouts=Timeouts(config.response_timeout_seconds, config.stream_open_timeout_seconds),
+            sizes=Sizes(limits.response_bytes, limits.event_bytes),
+        )
+        self._validators = NO_VALIDATORS
+        self._fetched_at = 0.0
+        self._fresh_until = 0.0
+        self._throttle = _Throttle(config.refresh_cooldown_seconds)
+        self._wanted = trio.Event()
+        self._under_way: trio.Event | None = trio.Event()
+        """Set when the fetch under way has ended; None between fetches."""
+        self._contradiction_logged = ""
+
+    # --- what calls ask -----------------------------------------------------------------------
+
+    async def ready(self) -> Generation:
+        """The present generation; waits for a first fetch under way. Raises Unavailable."""
+        if not self.config.enabled:
+            raise Unavailable("AGENT_DISABLED", f"agent {self.name} is disabled")
+        if self.generation is None and self._under_way is not None:
+            await self._under_way.wait()
+        if self.generation is None:
+            raise self._unavailable()
+        if trio.current_time() >= self._fresh_until:
+            self.ask_refresh(self.generation)
+        return self.generation
+
+    def _unavailable(self) -> Unavailable:
+        if self.rejected is not None:
+            reasons = "; ".join(
+                f"{entry.position}: {entry.reason}" for entry in self.rejected.ineligible
+            )
+            return Unavailable(
+                "NO_ELIGIBLE_INTERFACE",
+                f"the card of agent {self.name} has no interface that can be used ({reasons})",
+            )
+        return Unavailable(
+            "CARD_UNAVAILABLE",
+            f"the card of agent {self.name} cannot be had: {self.fetch_error or 'not yet fetched'}",
+        )
+
+    def advance(self, generation: Generation, failed: int, moves: int) -> bool:
+        """Move the selection away from a candidate that failed; an older generation moves nothing."""
+        if generation is not self.generation:
+            return False
+        before = generation.current
+        if not generation.selection.advance(failed, moves):
+            return False
+        self._telemetry.selection_change(self.name, before.label)
+        self._log.limited(
+            (self.name, before.label, "advance"),
+            "info",
+            "advance",
+            agent=self.name,
+            **{"from": before.label, "to": generation.current.label},
+        )
+        return True
+
+    def ask_refresh(self, generation: Generation | None) -> None:
+        """Fetch the card soon, unless it was replaced meanwhile."""
+        if generation is self.generation:
+            self._wanted.set()
+
+    def answered(self) -> None:
+        """An agent that answers ends the throttling of refreshes."""
+        self._throttle.reset()
+
+    @property
+    def credential_headers(self) -> frozenset[str]:
+        """Lower-case names of the headers in which a caller's own credentials would come."""
+        card = self.generation.card if self.generation else None
+        return _CREDENTIAL_HEADERS | (card.credential_headers if card else frozenset())
+
+    @property
+    def why_unready(self) -> str:
+        """Why no call can be served; '' when one can."""
+        return "" if self.generation else str(self._unavailable())
+
+    # --- what status and metrics ask ----------------------------------------------------------
+
+    @property
+    def candidates(self) -> Sequence[str]:
+        """Labels of the candidates, in order."""
+        return [i.label for i in self.generation.candidates] if self.generation else []
+
+    @property
+    def current(self) -> str | None:
+        """Label of the interface that the next call begins with."""
+        return self.generation.current.label if self.generation else None
+
+    @property
+    def ineligible(self) -> int:
+        """How many entries of the card are not used."""
+        card = self.generation.card if self.generation else self.rejected
+        return len(card.ineligible) if card else 0
+
+    @property
+    def card_age(self) -> float | None:
+        """Seconds since the card was last fetched or confirmed."""
+        return trio.current_time() - self._fetched_at if self.generation else None
+
+    @property
+    def connections(self) -> Mapping[str, int]:
+        """Open connections by interface label."""
+        if self.generation is None:
+            return {}
+        return {i.label: self._connections.count(i) for i in self.generation.candidates}
+
+    def status(self) -> dict[str, Any]:
+        """The agent for `/status` and people."""
+        card = self.generation.card if self.generation else self.rejected
+        age = self.card_age
+        return {
+            "card": self.config.card,
+            "enabled": self.config.enabled,
+            "current": self.current,
+            "candidates": [_shown(interface) for interface in card.candidates] if card else [],
+            "ineligible": [
+                {
+                    "position": entry.position,
+                    "binding": entry.binding,
+                    "url": entry.url,
+                    "reason": entry.reason,
+                }
+                for entry in (card.ineligible if card else ())
+            ],
+            "card_age_seconds": None if age is None else round(age, 3),
+            "card_sha256": hashlib.sha256(card.data).hexdigest() if card else None,
+            "card_error": self.fetch_error or None,
+            "contradiction": (card.contradiction or None) if card else None,
+            "in_flight": self.in_flight,
+            "streams": self.streams,
+            "attempts": [_attempt(attempt) for attempt in self.attempts],
+        }
+
+    # --- the background -----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep the card and the connections until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._connections.start(nursery)
+            nursery.start_soon(self._keep_card)
+
+    async def _keep_card(self) -> None:
+        while True:
+            self._wanted = trio.Event()
+            if self._under_way is None:
+                self._under_way = trio.Event()
+            began_under = self.generation
+            try:
+                await self._fetch(began_under)
+            except Exception as error:
+                self.fetch_error = "internal error"
+                self._telemetry.internal_error("card")
+                self._log.error("internal error", where="card", agent=self.name, error=repr(error))
+            self._under_way.set()
+            self._under_way = None
+            if self.generation is not None:
+                await self._wanted.wait()
+            # Jitter keeps many sidecars from asking one agent in step.
+            await trio.sleep(self._throttle.wait * self._rng.uniform(0.75, 1.0))
+
+    async def _fetch(self, began_under: Generation | None) -> None:
+        try:
+            fetched = await self._source.fetch(self._validators)
+        except CardFetchError as error:
+            self._failed("error", str(error))
+            return
+        if self.generation is not began_under:
+            return
+        self._fetched_at = trio.current_time()
+        self._fresh_until = self._fetched_at + fetched.max_age
+        if fetched.data is None:
+            self.fetch_error = ""
+            self._throttle.double()
+            self._telemetry.card_fetch(self.name, "not_modified")
+            return
+        try:
+            card = cards.read_card(fetched.data, self._policy(fetched))
+        except CardError as error:
+            self._failed("rejected", str(error))
+            return
+        self._install(card, fetched)
+
+    def _failed(self, result: str, why: str) -> None:
+        self._throttle.double()
+        self._telemetry.card_fetch(self.name, result)
+        if why != self.fetch_error:
+            self._log.warning("card not available", agent=self.name, error=why)
+        self.fetch_error = why
+        # Keep asking at the throttled pace: the card that is known has become stale.
+        self._fresh_until = trio.current_time()
+
+    def _policy(self, fetched: FetchedCard) -> CardPolicy:
+        origin = CardOrigin(
+            scheme=fetched.source_scheme,
+            host=fetched.source_host,
+            kind=kind_of(fetched.peer) if fetched.peer else None,
+        )
+        return CardPolicy(
+            origin=origin,
+            trusted_hosts=frozenset(self.config.trusted_hosts),
+            prefer=self.config.prefer,
+            own_addresses=self._own_addresses,
+        )
+
+    def _install(self, card: Card, fetched: FetchedCard) -> None:
+        if not card.candidates:
+            self.rejected = card
+            reasons = "; ".join(f"{e.position}: {e.reason}" for e in card.ineligible) or "none"
+            self._failed("rejected", f"no eligible interface ({reasons})")
+            return
+        self.fetch_error = ""
+        self.rejected = None
+        self._validators = fetched.validators
+        self._telemetry.card_fetch(self.name, "fetched")
+        old = self.generation
+        if old is not None and cards.same_candidates(old.card, card):
+            self._throttle.double()
+            old.card = card
+            return
+        selection = failover.Selection(len(card.candidates))
+        if old is not None:
+            selection = failover.carried_over(
+                [i.identity for i in old.candidates],
+                old.selection,
+                [i.identity for i in card.candidates],
+            )
+            self._telemetry.card_change(self.name)
+        self._throttle.reset()
+        self.generation = Generation(old.number + 1 if old else 1, card, selection)
+        self._connections.use(card, self._policy(fetched).addresses)
+        self._announce(card)
+
+    def _announce(self, card: Card) -> None:
+        self._log.info(
+            "card",
+            agent=self.name,
+            candidates=",".join(i.label for i in card.candidates),
+            current=self.current or "",
+            ineligible=len(card.ineligible),
+        )
+        for warning in card.warnings:
+            self._log.warning("card warning", agent=self.name, warning=warning)
+        for entry in card.ineligible:
+            self._log.info(
+                "interface not used",
+                agent=self.name,
+                position=entry.position,
+                url=entry.url,
+                reason=entry.reason,
+            )
+        if card.contradiction and card.contradiction != self._contradiction_logged:
+            self._contradiction_logged = card.contradiction
+            self._telemetry.card_contradiction(self.name)
+            self._log.warning("card contradicts itself", agent=self.name, how=card.contradiction)
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _shown(interface: Interface) -> dict[str, Any]:
+    return {
+        "interface": interface.label,
+        "binding": str(interface.binding),
+        "url": interface.url,
+        "version": str(interface.version),
+        "tenant": interface.tenant or None,
+        "tls": interface.tls,
+        "assumed": interface.assumed,
+    }
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "interface": attempt.interface.label,
+        "address": attempt.interface.address,
+        "kind": str(attempt.outcome.kind),
+        "result": attempt.outcome.result,
+        "seconds_ago": round(trio.current_time() - attempt.at, 3),
+    }

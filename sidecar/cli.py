@@ -1,0 +1,185 @@
+"""The command line: ``a2a-sidecar`` and its subcommands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from sidecar import __version__, config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sidecar.config import Config
+
+_DEFAULT_CONFIG = "/etc/a2a-sidecar/config.toml"
+
+# Exit codes: 0 done, 1 the answer is no (a bad configuration, a failed call), 2 usage.
+_FAILED = 1
+_USAGE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except config.ConfigError as error:
+        print(error, file=sys.stderr)
+        return _FAILED
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        return _FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="a2a-sidecar",
+        description="Reaches remote A2A agents over whichever interface is really served.",
+    )
+    parser.add_argument("--version", action="version", version=f"a2a-sidecar {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run the daemon until SIGTERM")
+    _add_config(run)
+    run.set_defaults(run=_run)
+
+    check = commands.add_parser(
+        "check-config", help="report every mistake in a configuration, or print what is in effect"
+    )
+    _add_config(check)
+    check.set_defaults(run=_check_config)
+
+    explain = commands.add_parser(
+        "explain", help="show which interfaces of a card are used, in which order, and why"
+    )
+    explain.add_argument(
+        "source", nargs="?", help="an agent of the configuration, or a card's URL or file"
+    )
+    _add_config(explain)
+    explain.add_argument("--raw", action="store_true", help="print the card as it was fetched")
+    explain.add_argument("--table", action="store_true", help="print the failure table")
+    explain.add_argument("--json", action="store_true", help="print JSON")
+    explain.set_defaults(run=_explain)
+
+    send = commands.add_parser("send", help="send one message through a running sidecar")
+    send.add_argument("text", help="the message's text")
+    send.add_argument("--agent", metavar="NAME", help="which agent, when there are several")
+    send.add_argument(
+        "--to",
+        metavar="ADDRESS",
+        default="127.0.0.1:7420",
+        help="the JSON-RPC listener: HOST:PORT or unix:PATH (default: %(default)s)",
+    )
+    send.add_argument("--stream", action="store_true", help="send it as SendStreamingMessage")
+    send.set_defaults(run=_send)
+
+    status = commands.add_parser("status", help="show what a running sidecar knows of its agents")
+    status.add_argument(
+        "--admin",
+        metavar="ADDRESS",
+        default="127.0.0.1:7429",
+        help="the admin address (default: %(default)s)",
+    )
+    status.add_argument("--json", action="store_true", help="print JSON")
+    status.set_defaults(run=_status)
+
+    demo = commands.add_parser(
+        "demo", help="show a failover: an agent with a lying card, and a message that arrives"
+    )
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--config", metavar="FILE", help=f"the configuration (default: {_DEFAULT_CONFIG})"
+    )
+    source.add_argument(
+        "--agent",
+        action="append",
+        metavar="NAME=CARD_URL",
+        dest="agents",
+        help="an agent, instead of a configuration; may be repeated",
+    )
+
+
+def _load(options: argparse.Namespace) -> Config:
+    if options.agents:
+        return config.from_agents(options.agents)
+    return config.load(options.config or _DEFAULT_CONFIG)
+
+
+# Each command imports what it needs: the others start without it.
+
+
+def _run(options: argparse.Namespace) -> int:
+    import trio  # noqa: PLC0415
+
+    from sidecar.daemon import Daemon  # noqa: PLC0415
+    from sidecar.listener import BindError  # noqa: PLC0415
+
+    loaded = _load(options)
+    try:
+        trio.run(Daemon(loaded).run)
+    except BindError as error:
+        print(f"a2a-sidecar: {error}", file=sys.stderr)
+        return _FAILED
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+        return 130
+    return 0
+
+
+def _check_config(options: argparse.Namespace) -> int:
+    print(config.effective(_load(options)), end="")
+    return 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from sidecar.core.failover import table_as_markdown  # noqa: PLC0415
+
+    if options.table:
+        print(table_as_markdown(), end="")
+        return 0
+    if options.source is None:
+        print("a2a-sidecar explain: name an agent, or a card's URL or file", file=sys.stderr)
+        return _USAGE
+    from sidecar import explain  # noqa: PLC0415
+
+    loaded = _load(options) if options.agents or options.config else None
+    return explain.explain(options.source, loaded, raw=options.raw, as_json=options.json)
+
+
+def _send(options: argparse.Namespace) -> int:
+    from sidecar import client  # noqa: PLC0415
+
+    return client.send(
+        options.to, options.text, agent=options.agent, stream=options.stream, write=print
+    )
+
+
+def _status(options: argparse.Namespace) -> int:
+    from sidecar import client  # noqa: PLC0415
+
+    status = client.status(options.admin)
+    if status is None:
+        return _FAILED
+    if options.json:
+        print(json.dumps(status, indent=2))
+    else:
+        print(client.status_table(status))
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    del options
+    from sidecar import demo  # noqa: PLC0415
+
+    return demo.main()

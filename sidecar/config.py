@@ -1,0 +1,459 @@
+"""The configuration: TOML text -> one frozen `Config`, or every mistake in it at once.
+
+Relative file names start at the directory of the file, those of the command line at the working
+directory. A key that is not in the models is an error: nothing is accepted and then ignored.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+import tomli
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic_core import ErrorDetails
+
+from sidecar import config_values as values
+from sidecar.config_values import (
+    SERVED_BINDINGS,
+    Address,
+    TcpAddress,
+    UnixAddress,
+    nearest,
+    one_of,
+    parse_address,
+    shown,
+)
+from sidecar.core.spec import Binding
+from sidecar.toml_lines import KeyPath, line_of, locate
+
+__all__ = [
+    "SERVED_BINDINGS",
+    "Address",
+    "AdminConfig",
+    "AgentConfig",
+    "Config",
+    "ConfigError",
+    "Limits",
+    "ListenerConfig",
+    "LogConfig",
+    "Problem",
+    "TcpAddress",
+    "TlsConfig",
+    "UnixAddress",
+    "effective",
+    "from_agents",
+    "load",
+    "parse_address",
+    "schema",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One mistake."""
+
+    key: str
+    """Path of the key, as ``agents.weather.card``; '' for the file as a whole."""
+    line: int | None
+    """Line in the file, counted from 1; None when there is no file or no such place."""
+    message: str
+    """What is wrong, and the mend where it is known."""
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; its text is the printable list of all `problems`."""
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        lines = []
+        for problem in self.problems:
+            place = source if problem.line is None else f"{source}:{problem.line}"
+            key = f"{problem.key}: " if problem.key else ""
+            lines.append(f"{place}: {key}{problem.message}")
+        super().__init__("\n".join(lines))
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+_STRING = WithJsonSchema({"type": "string"})
+_AS_TEXT = PlainSerializer(str, return_type=str)
+_BINDING_SCHEMA = WithJsonSchema({"enum": [str(binding) for binding in Binding]})
+
+Seconds: TypeAlias = Annotated[float, Field(ge=0.001, le=604_800, allow_inf_nan=False)]
+Bytes: TypeAlias = Annotated[int, Field(ge=1024, le=2**31 - 1)]
+Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
+Host: TypeAlias = Annotated[str, PlainValidator(values.host), _STRING]
+FilePath: TypeAlias = Annotated[Path, PlainValidator(values.existing_file), _STRING, _AS_TEXT]
+AgentName: TypeAlias = Annotated[str, AfterValidator(values.agent_name)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class ListenerConfig(_Table):
+    """One local address and the one binding spoken on it."""
+
+    address: Annotated[Address, PlainValidator(values.address), _STRING, _AS_TEXT]
+    binding: Annotated[Binding, PlainValidator(values.served_binding), _BINDING_SCHEMA, _AS_TEXT]
+    agent: str | None = None
+    """Every call goes to this agent; None: the call names one."""
+    mode: Annotated[
+        int,
+        PlainValidator(values.mode),
+        WithJsonSchema({"type": "string", "pattern": "^0?[0-7]{3}$", "default": "0660"}),
+        PlainSerializer(lambda mode: f"{mode:04o}", return_type=str),
+    ] = Field(default_factory=lambda: 0o660)
+    """Permissions of a Unix socket; without meaning on TCP."""
+
+
+class AdminConfig(_Table):
+    """Metrics, health and status."""
+
+    address: Annotated[
+        TcpAddress,
+        PlainValidator(values.tcp_address),
+        WithJsonSchema({"type": "string", "default": "127.0.0.1:7429"}),
+        _AS_TEXT,
+    ] = Field(default_factory=lambda: TcpAddress("127.0.0.1", 7429))
+
+
+class TlsConfig(_Table):
+    """How an agent's interfaces and card are dialled over TLS."""
+
+    ca_file: FilePath | None = None
+    """Trusted instead of the system's authorities."""
+    client_cert_file: FilePath | None = None
+    client_key_file: FilePath | None = None
+    server_name: Host | None = None
+    """Expected in the certificate instead of the host in the URL."""
+
+
+class AgentConfig(_Table):
+    """One remote agent. Two are equal when no key has changed its value."""
+
+    card: Annotated[str, PlainValidator(values.card), _STRING]
+    """An http(s) URL as written, or the absolute path of a file."""
+    card_exact: bool = False
+    """The URL is the card's own, nothing is appended to it."""
+    enabled: bool = True
+    prefer: Annotated[
+        tuple[Annotated[Binding, PlainValidator(values.binding), _BINDING_SCHEMA, _AS_TEXT], ...],
+        Field(strict=False),
+    ] = ()
+    """Order among interfaces of one protocol version."""
+    connect_timeout_seconds: Seconds = 5.0
+    response_timeout_seconds: Seconds = 600.0
+    """Unary: from the last byte of the request to the last of the reply."""
+    stream_open_timeout_seconds: Seconds = 60.0
+    """HTTP: to the headers of the reply."""
+    refresh_cooldown_seconds: Seconds = 1.0
+    """Least time between two refreshes of the card."""
+    advance_on_ambiguous: bool = True
+    stream_dial_failover: bool = False
+    trusted_hosts: Annotated[tuple[Host, ...], Field(strict=False)] = ()
+    """In lower case, without ports; IPv6 without brackets."""
+    max_concurrency: Count = 256
+    """Unary calls at once."""
+    max_streams: Count = 256
+    tls: TlsConfig = TlsConfig()
+
+
+class Limits(_Table):
+    """Bounds that hold for every agent and listener."""
+
+    request_bytes: Bytes = 16 * 1024 * 1024
+    response_bytes: Bytes = 64 * 1024 * 1024
+    event_bytes: Bytes = 16 * 1024 * 1024
+    header_bytes: Annotated[int, Field(ge=4096, le=16 * 1024 * 1024)] = 64 * 1024
+    connections: Count = 1024
+    """Per listener."""
+    drain_seconds: Seconds = 30.0
+    keepalive_seconds: Seconds = 4.0
+    stall_seconds: Seconds = 120.0
+
+
+class LogConfig(_Table):
+    """What is logged to standard error, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+    calls: bool = False
+    """A line for every call."""
+
+
+class Config(_Table):
+    """The whole configuration."""
+
+    listeners: Annotated[tuple[ListenerConfig, ...], Field(strict=False)] = (
+        ListenerConfig(address=TcpAddress("127.0.0.1", 7420), binding=Binding.JSONRPC),
+    )
+    admin: AdminConfig = AdminConfig()
+    agents: Annotated[
+        Mapping[AgentName, AgentConfig], AfterValidator(MappingProxyType), PlainSerializer(dict)
+    ] = Field(default_factory=lambda: MappingProxyType({}))
+    """By name, in the order of the file."""
+    limits: Limits = Limits()
+    log: LogConfig = LogConfig()
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def load(path: str | os.PathLike[str]) -> Config:
+    """The configuration in the file at `path`; raises `ConfigError` with every mistake."""
+    source = os.fspath(path)
+    text = _read(source)
+    try:
+        # Editors of some systems begin a file with a byte order mark.
+        text = text.removeprefix("\ufeff")
+        data = tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
+        problem = Problem(key="", line=error.lineno, message=f"not valid TOML: {error.msg}")
+        raise ConfigError(source, [problem]) from None
+    except RecursionError:
+        problem = Problem(key="", line=None, message="not valid TOML: nested too deeply")
+        raise ConfigError(source, [problem]) from None
+    config, mistakes = _validate(data, Path(source).absolute().parent)
+    if config is None or mistakes:
+        lines = locate(text)
+        found = [
+            Problem(key=_key(place), line=line_of(lines, place), message=message)
+            for place, message in mistakes
+        ]
+        raise ConfigError(source, sorted(found, key=lambda problem: problem.line or 0))
+    return config
+
+
+def _read(source: str) -> str:
+    try:
+        raw = Path(source).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        problem = Problem(key="", line=None, message=f"cannot be read: {reason}")
+        raise ConfigError(source, [problem]) from None
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        problem = Problem(key="", line=line, message="not UTF-8 text")
+        raise ConfigError(source, [problem]) from None
+
+
+def from_agents(specs: Sequence[str]) -> Config:
+    """A configuration from ``NAME=CARD`` arguments alone, the rest as by default.
+
+    Raises `ConfigError` with every mistake, each with ``--agent NAME=CARD`` as its place.
+    """
+    agents: dict[str, dict[str, str]] = {}
+    problems: list[Problem] = []
+    for spec in specs:
+        name, equals, card = spec.partition("=")
+        if not equals:
+            message = f"{shown(spec)} must be NAME=CARD_URL"
+            problems.append(Problem(key="", line=None, message=message))
+        elif name in agents:
+            problems.append(Problem(key=_key(("agents", name)), line=None, message="given twice"))
+        else:
+            agents[name] = {"card": card}
+    config, mistakes = _validate({"agents": agents}, Path.cwd())
+    problems += [Problem(key=_key(place), line=None, message=text) for place, text in mistakes]
+    if config is None or problems:
+        source = "--agent"
+        raise ConfigError(source, problems)
+    return config
+
+
+def _validate(data: dict[str, Any], base: Path) -> tuple[Config | None, list[tuple[KeyPath, str]]]:
+    mistakes: list[tuple[KeyPath, str]] = []
+    config = None
+    try:
+        config = Config.model_validate(data, context=base)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            place = tuple(part for part in detail["loc"] if part != "[key]")
+            mistakes.append((place, _message(place, detail)))
+    mistakes += _combinations(data)
+    return config, mistakes
+
+
+def _key(path: KeyPath) -> str:
+    """``agents.weather.prefer[1]``: names that TOML would quote are quoted."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+            continue
+        bare = part.isascii() and part.replace("-", "").replace("_", "").isalnum()
+        text += ("." if text else "") + (part if bare else shown(part))
+    return text
+
+
+# --- mistakes ---------------------------------------------------------------------------------
+
+
+def _message(place: KeyPath, detail: ErrorDetails) -> str:
+    """The validator's finding in the words of the file."""
+    context, value = detail.get("ctx", {}), detail["input"]
+    match detail["type"]:
+        case "extra_forbidden":
+            return _unknown(place)
+        case "missing":
+            return "is required"
+        case "value_error":
+            return str(context["error"])
+        case "bool_type":
+            return f"must be true or false, not {shown(value)}"
+        case "string_type":
+            return f"must be a string, not {shown(value)}"
+        case "int_type" | "int_from_float" | "int_parsing_size":
+            return f"must be a whole number, not {shown(value)}"
+        case "float_type" | "finite_number":
+            return f"must be a number, not {shown(value)}"
+        case "greater_than_equal":
+            return f"must be at least {context['ge']:g}, not {shown(value)}"
+        case "less_than_equal":
+            return f"must be at most {context['le']:.12g}, not {shown(value)}"
+        case "tuple_type":
+            mend = "; write [[listeners]]" if place == ("listeners",) else ""
+            return f"must be an array, not {shown(value)}{mend}"
+        case "model_type" | "dict_type":
+            return f"must be a table, not {shown(value)}"
+        case "literal_error":
+            annotation = _table_at(place[:-1]).model_fields[str(place[-1])].annotation
+            return one_of(value, get_args(annotation))
+        case _:
+            return detail["msg"]
+
+
+def _table_at(place: KeyPath) -> type[_Table]:
+    match place:
+        case ("listeners", _):
+            return ListenerConfig
+        case ("admin",):
+            return AdminConfig
+        case ("agents", _):
+            return AgentConfig
+        case ("agents", _, "tls"):
+            return TlsConfig
+        case ("limits",):
+            return Limits
+        case ("log",):
+            return LogConfig
+        case _:
+            return Config
+
+
+def _unknown(place: KeyPath) -> str:
+    known = list(_table_at(place[:-1]).model_fields)
+    return "unknown key" + (nearest(str(place[-1]), known) or f"; known here: {', '.join(known)}")
+
+
+def _combinations(data: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    """Mistakes between keys. What is wrong by itself is passed over: the models tell of it."""
+    agents = _table(data.get("agents"))
+    yield from _listener_mistakes(data, agents)
+    for name, agent in agents.items():
+        tls = _table(_table(agent).get("tls"))
+        pair = ("client_cert_file", "client_key_file")
+        for one, other in (pair, pair[::-1]):
+            if one in tls and other not in tls:
+                yield ("agents", name, "tls", one), f"needs {other} beside it"
+    limits = _table(data.get("limits"))
+    keepalive, stall = (
+        limits.get(key, Limits.model_fields[key].default)
+        for key in ("keepalive_seconds", "stall_seconds")
+    )
+    if _is_number(keepalive) and _is_number(stall) and keepalive >= stall:
+        key = "keepalive_seconds" if "keepalive_seconds" in limits else "stall_seconds"
+        message = f"keepalive_seconds ({keepalive:g}) must be below stall_seconds ({stall:g})"
+        yield ("limits", key), message
+
+
+def _listener_mistakes(
+    data: dict[str, Any], agents: dict[str, Any]
+) -> Iterator[tuple[KeyPath, str]]:
+    listeners = data.get("listeners", [{"address": "127.0.0.1:7420"}])
+    if not isinstance(listeners, list):
+        return
+    if not listeners:
+        yield ("listeners",), "at least one is needed; without the key there is a default one"
+    admin = _table(data.get("admin")).get("address", "127.0.0.1:7429")
+    taken = {_fixed_address(admin): "[admin]"}
+    for position, listener in enumerate(map(_table, listeners)):
+        place = ("listeners", position)
+        address = _fixed_address(listener.get("address"))
+        if address is not None and address in taken:
+            yield (*place, "address"), f"{taken[address]} has this address already"
+        taken.setdefault(address, _key(place))
+        if "mode" in listener and not str(listener.get("address")).startswith("unix:"):
+            yield (*place, "mode"), "only a Unix socket has a mode"
+        agent = listener.get("agent")
+        if isinstance(agent, str) and agent not in agents:
+            mend = nearest(agent, agents)
+            yield (*place, "agent"), f"no agent {shown(agent)} is configured{mend}"
+
+
+def _fixed_address(value: object) -> Address | None:
+    """The address that `value` names, None for none or one that the system chooses."""
+    try:
+        address = values.address(value)
+    except ValueError:
+        return None
+    return None if isinstance(address, TcpAddress) and address.port == 0 else address
+
+
+def _table(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+def effective(config: Config) -> str:
+    """The configuration with every default filled in, as TOML that `load` takes."""
+    plain = config.model_dump(mode="json", exclude_none=True)
+    blocks = []
+    for listener in plain["listeners"]:
+        if not listener["address"].startswith("unix:"):
+            del listener["mode"]
+        blocks.append(_block("[[listeners]]", listener))
+    blocks.append(_block("[admin]", plain["admin"]))
+    for name, agent in plain["agents"].items():
+        tls = agent.pop("tls")
+        blocks.append(_block(f"[agents.{name}]", agent))
+        if tls:
+            blocks.append(_block(f"[agents.{name}.tls]", tls))
+    blocks += [_block(f"[{name}]", plain[name]) for name in ("limits", "log")]
+    return "\n".join(blocks)
+
+
+def _block(header: str, keys: dict[str, object]) -> str:
+    # JSON and TOML write these values alike, but for the one control that JSON leaves as it is.
+    lines = [
+        f"{key} = {json.dumps(value, ensure_ascii=False)}\n".replace("\x7f", "\\u007f")
+        for key, value in keys.items()
+    ]
+    return f"{header}\n{''.join(lines)}"
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of the file, for editors."""
+    return Config.model_json_schema()

@@ -1,0 +1,513 @@
+"""One call through the candidates: turn → attempt → classify → next, surface or relay.
+
+The forwarder sees no bytes and knows no protocol. What an ending means stands in
+`core.failover`; here it is carried out: the selection moved, the refresh asked, the ending counted
+and logged, the caller told.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import trio
+
+from sidecar.agent import Unavailable
+from sidecar.core import errors, failover, tenant
+from sidecar.core.convert import InvalidMessage
+from sidecar.core.stream_state import StreamState
+from sidecar.core.types import Attempt, Kind, Payload, Phase
+from sidecar.upstream import Ended
+from sidecar.wire.exchange import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from sidecar.agent import Agent, Generation
+    from sidecar.core.spec import Binding
+    from sidecar.core.types import Call, ErrorRecord, Headers, Interface, Outcome, Reply, Request
+    from sidecar.logs import Log
+    from sidecar.telemetry import Telemetry
+    from sidecar.upstream import UpstreamStream
+
+# No attempt begins this close to the caller's deadline.
+_DEADLINE_MARGIN_SECONDS = 0.05
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """What a call comes to: a payload, an error, or (both None) the clean end of a stream."""
+
+    payload: Payload | None = None
+    error: ErrorRecord | None = None
+    headers: Headers = field(default_factory=list)
+    """Of the agent, for the application."""
+    interface: str = ""
+    """Label of the interface that answered or failed last, '' when none was tried."""
+    attempts: int = 0
+    outcome: str = "ok"
+    """Label `outcome` of requests_total."""
+
+    @property
+    def all_headers(self) -> Headers:
+        """The agent's headers, and how the answer was reached."""
+        made = [*self.headers, ("a2a-sidecar-attempts", str(self.attempts))]
+        if self.interface:
+            made.append(("a2a-sidecar-interface", self.interface))
+        if self.error is not None and self.error.delivered:
+            made.append(("a2a-sidecar-delivered", self.error.delivered))
+        return made
+
+
+Deliver: TypeAlias = "Callable[[Result], Awaitable[None]]"
+"""Takes one stream event (a `Result` with its payload) and returns when it is written."""
+
+
+def _always() -> bool:
+    return True
+
+
+class Forwarder:
+    """Carries calls to agents. One for the whole daemon."""
+
+    def __init__(self, *, telemetry: Telemetry, log: Log) -> None:
+        self._telemetry = telemetry
+        self._log = log
+
+    async def unary(
+        self, agent: Agent, call: Call, *, may_go_on: Callable[[], bool] = _always
+    ) -> Result:
+        """The answer to a unary call. `may_go_on` is asked before each attempt.
+
+        Cancelling it means that the caller has left: the attempt under way is broken off.
+        """
+        passage = _Passage(agent, call, may_go_on, self._telemetry, self._log)
+        if agent.in_flight >= agent.config.max_concurrency:
+            return passage.finish(passage.limit_reached("max_concurrency"))
+        agent.in_flight += 1
+        try:
+            return await passage.run(passage.unary)
+        finally:
+            agent.in_flight -= 1
+
+    async def stream(
+        self,
+        agent: Agent,
+        call: Call,
+        deliver: Deliver,
+        *,
+        may_go_on: Callable[[], bool] = _always,
+    ) -> Result:
+        """Hand each event to `deliver`, and only then take the next; returns how it ended.
+
+        Cancelling it means that the caller has left: the upstream stream is closed, the task is
+        not cancelled.
+        """
+        passage = _Passage(agent, call, may_go_on, self._telemetry, self._log)
+        if agent.streams >= agent.config.max_streams:
+            return passage.finish(passage.limit_reached("max_streams"))
+        agent.streams += 1
+        try:
+            return await passage.run(lambda: passage.stream(deliver))
+        finally:
+            agent.streams -= 1
+
+
+class _Passage:
+    """One call on its way: the attempts made, the one under way, and what comes of them."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        call: Call,
+        may_go_on: Callable[[], bool],
+        telemetry: Telemetry,
+        log: Log,
+    ) -> None:
+        self.agent = agent
+        self.call = call
+        self.attempts: list[Attempt] = []
+        self._may_go_on = may_go_on
+        self._telemetry = telemetry
+        self._log = log
+        self._began = trio.current_time()
+        self._upstream_seconds = 0.0
+        self._attempt_began = self._began
+        self._interface: Interface | None = None
+        """Of the attempt under way."""
+        self._progress = Progress()
+        self._passed_over: list[str] = []
+        self._refusals: list[Result] = []
+        self._state: StreamState | None = None
+
+    async def run(self, carry: Callable[[], Awaitable[Result]]) -> Result:
+        """Carry the call until it ends, its deadline passes or its caller leaves; count it."""
+        deadline = self.call.deadline
+        try:
+            with trio.CancelScope(deadline=math.inf if deadline is None else deadline) as scope:
+                return self.finish(await carry())
+            assert scope.cancelled_caught
+            return self.finish(self._caller_ended("the caller's deadline passed"))
+        except trio.Cancelled:
+            self._caller_ended("")
+            self._count("cancelled")
+            if self._state is not None:
+                self._telemetry.stream_end(self.agent.name, "cancelled")
+            raise
+        except Exception as error:
+            self._telemetry.internal_error("forwarder")
+            self._log.error(
+                "internal error", where="forwarder", call=self.call.id, error=repr(error)
+            )
+            return self.finish(self._ended_by_bug())
+
+    # --- unary --------------------------------------------------------------------------------
+
+    async def unary(self) -> Result:
+        """Try the candidates until one answers or an ending stops the call."""
+        try:
+            generation = await self.agent.ready()
+        except Unavailable as error:
+            return self._own_error(error.reason, str(error))
+        turn = failover.Turn(generation.selection)
+        while (index := turn.next()) is not None:
+            interface = generation.candidates[index]
+            request = await self._encoded(interface)
+            if request is None:
+                continue
+            if not self._may_begin():
+                return self._caller_ended("the caller left, or its deadline passed")
+            self._begin(interface)
+            ended = await self.agent.upstream.unary(interface, self.call, request, self._progress)
+            outcome = self._settle(generation, index, turn.moves, ended)
+            if outcome.kind is Kind.ANSWERED:
+                return self._answer(ended)
+            if not failover.TABLE[outcome.kind].next_candidate:
+                return self._surface(ended, outcome)
+            if outcome.refusal:
+                self._refusals.append(self._answer(ended))
+        return self._exhausted(generation)
+
+    # --- streams ------------------------------------------------------------------------------
+
+    async def stream(self, deliver: Deliver) -> Result:
+        """Open the stream on the current candidate and relay it; never replayed.
+
+        Only when the agent's configuration says so, one that provably was not delivered opens on
+        the next candidate.
+        """
+        self._state = StreamState()
+        try:
+            generation = await self.agent.ready()
+        except Unavailable as error:
+            return self._own_error(error.reason, str(error))
+        turn = failover.Turn(generation.selection)
+        while (index := turn.next()) is not None:
+            interface = generation.candidates[index]
+            request = await self._encoded(interface)
+            if request is None:
+                continue
+            if not self._may_begin():
+                return self._caller_ended("the caller left, or its deadline passed")
+            self._begin(interface)
+            opened = await self.agent.upstream.open_stream(
+                interface, self.call, request, self._progress
+            )
+            ended = opened if isinstance(opened, Ended) else await self._relay(opened, deliver)
+            outcome = self._settle(generation, index, turn.moves, ended)
+            if outcome.kind is Kind.ANSWERED:
+                return self._answer(ended)
+            again = self.agent.config.stream_dial_failover and outcome.kind is Kind.NOT_DELIVERED
+            if not again:
+                return self._surface(ended, outcome)
+        return self._exhausted(generation)
+
+    async def _relay(self, stream: UpstreamStream, deliver: Deliver) -> Ended:
+        assert self._state is not None  # set where the stream begins
+        first = True
+        try:
+            event: Reply | Ended = stream.first
+            while not isinstance(event, Ended):
+                assert event.payload is not None  # an event without one is an end
+                self._state.see(event.payload)
+                payload = tenant.answer(self.call.operation, event.payload, self.call.tenant)
+                if first:
+                    seconds = trio.current_time() - self._began
+                    self._telemetry.first_event(self.agent.name, self.call.operation.name, seconds)
+                    first = False
+                self._telemetry.stream_event(self.agent.name)
+                await deliver(self._result(payload=payload, headers=stream.headers))
+                event = await stream.receive()
+            return event
+        finally:
+            await stream.aclose()
+
+    # --- attempts -----------------------------------------------------------------------------
+
+    async def _encoded(self, interface: Interface) -> Request | None:
+        """The request, or None when this candidate cannot carry the call: no attempt, no move."""
+        if interface.refuses_callers_credentials and self._brings_credentials():
+            self._passed_over.append(
+                f"{interface.label} is on another host than the card; the caller's credentials go"
+                " there only if trusted_hosts names it"
+            )
+            return None
+        try:
+            return await self.agent.upstream.encode(self.call, interface)
+        except InvalidMessage as error:
+            self._passed_over.append(f"{interface.label}: {error}")
+            return None
+
+    def _brings_credentials(self) -> bool:
+        names = self.agent.credential_headers
+        return any(name in names for name, _ in self.call.headers)
+
+    def _may_begin(self) -> bool:
+        deadline = self.call.deadline
+        near = deadline is not None and deadline - trio.current_time() < _DEADLINE_MARGIN_SECONDS
+        return not near and self._may_go_on()
+
+    def _begin(self, interface: Interface) -> None:
+        if self.attempts:
+            failed = self.attempts[-1]
+            self._telemetry.failover(
+                self.agent.name, failed.interface.label, interface.label, failed.outcome.result
+            )
+            self._log_ending("failover", failed, to=interface.label)
+        self._interface = interface
+        self._progress = Progress()
+        self._attempt_began = trio.current_time()
+
+    def _record(self, outcome: Outcome, detail: str = "") -> Attempt:
+        """The attempt under way has ended."""
+        assert self._interface is not None  # an attempt was begun
+        now = trio.current_time()
+        self._upstream_seconds += now - self._attempt_began
+        attempt = Attempt(interface=self._interface, outcome=outcome, detail=detail, at=now)
+        label = attempt.interface.label
+        if self._progress.redialled:
+            self._telemetry.redial(self.agent.name, label)
+        self.attempts.append(attempt)
+        self.agent.attempts.append(attempt)
+        self._telemetry.attempt(self.agent.name, label, outcome.result)
+        self._interface = None
+        return attempt
+
+    def _settle(self, generation: Generation, index: int, moves: int, ended: Ended) -> Outcome:
+        """Judge how the attempt ended, and do what that means for everything but this call."""
+        outcome = failover.classify(ended.facts)
+        attempt = self._record(outcome, ended.detail)
+        advance = outcome.advance
+        if outcome.kind is Kind.AMBIGUOUS:
+            advance = advance and self.agent.config.advance_on_ambiguous
+            self._telemetry.ambiguous(
+                self.agent.name,
+                self.call.operation.name,
+                attempt.interface.label,
+                str(outcome.phase),
+            )
+            self._log_ending("ambiguous", attempt)
+        elif outcome.kind is Kind.ANSWERED:
+            self.agent.answered()
+        if advance:
+            self.agent.advance(generation, index, moves)
+        if outcome.refresh:
+            self.agent.ask_refresh(generation)
+        return outcome
+
+    # --- what the caller gets -----------------------------------------------------------------
+
+    def _result(
+        self,
+        *,
+        payload: Payload | None = None,
+        error: ErrorRecord | None = None,
+        headers: Headers | None = None,
+        outcome: str = "ok",
+    ) -> Result:
+        under_way = self._interface is not None
+        last = self._interface or (self.attempts[-1].interface if self.attempts else None)
+        return Result(
+            payload=payload,
+            error=error,
+            headers=headers or [],
+            interface=last.label if last else "",
+            attempts=len(self.attempts) + under_way,
+            outcome=outcome,
+        )
+
+    def _answer(self, ended: Ended) -> Result:
+        """The agent's own answer, as it is."""
+        reply = ended.reply
+        if reply is None or reply.payload is None:
+            error = (reply.error or reply.plain) if reply else None
+            outcome = "agent_error" if error else "ok"
+            return self._result(error=error, headers=ended.headers, outcome=outcome)
+        payload = tenant.answer(self.call.operation, reply.payload, self.call.tenant)
+        return self._result(payload=payload, headers=ended.headers)
+
+    def _surface(self, ended: Ended, outcome: Outcome) -> Result:
+        """The error of a call that ends without an answer, at its last attempt."""
+        if outcome.kind is Kind.CALLER:
+            return self._own_error(
+                "DEADLINE_EXCEEDED", "the caller's deadline passed", outcome=outcome
+            )
+        if outcome.kind is Kind.LOCAL:
+            return self._own_error(
+                "LIMIT_REACHED", "the sidecar is out of connections or descriptors", outcome=outcome
+            )
+        if failover.TABLE[outcome.kind].next_candidate:  # a stream that may not move
+            return self._not_delivered()
+        message = (
+            f"agent {self.agent.name} may have taken the call, but no answer came"
+            f" ({errors.describe(self.attempts[-1])})"
+        )
+        if outcome.result == "too_large":
+            message = f"{ended.detail}: see limits.response_bytes and limits.event_bytes"
+        elif self._state is not None and self._state.task_id:
+            tried = errors.describe(self.attempts[-1])
+            message = f"the stream of task {self._state.task_id} broke off ({tried})"
+        return self._own_error(
+            "DELIVERY_UNKNOWN", message, outcome=outcome, kept_status=_kept_status(ended)
+        )
+
+    def _exhausted(self, generation: Generation) -> Result:
+        """Every candidate had its turn, and none answered."""
+        if not self.attempts:
+            return self._own_error(
+                "NOT_REPRESENTABLE",
+                "no interface of the agent can carry this call: " + "; ".join(self._passed_over),
+            )
+        if len(self._refusals) == len(generation.candidates):
+            first = self._refusals[0]
+            first.attempts = len(self.attempts)
+            return first
+        if any(attempt.outcome.kind is Kind.NOT_DELIVERED for attempt in self.attempts):
+            self.agent.ask_refresh(generation)
+        return self._not_delivered()
+
+    def _not_delivered(self) -> Result:
+        tried = "; ".join(errors.describe(attempt) for attempt in self.attempts)
+        return self._own_error(
+            "NOT_DELIVERED", f"agent {self.agent.name} did not take the call ({tried})"
+        )
+
+    def _caller_ended(self, message: str) -> Result:
+        """The caller left, or its deadline passed, whether or not an attempt was under way."""
+        written = False
+        if self._interface is not None:
+            progress = self._progress
+            written = progress.written
+            self._record(failover.ended_by_caller(written=written, phase=progress.phase))
+        ended = failover.ended_by_caller(written=written, phase=Phase.DIALING)
+        return self._own_error("DEADLINE_EXCEEDED", message, outcome=ended)
+
+    def _ended_by_bug(self) -> Result:
+        progress = self._progress
+        ended = failover.ended_locally(
+            written=self._interface is not None and progress.written, phase=progress.phase
+        )
+        if self._interface is not None:
+            self._record(ended)
+        return self._own_error("INTERNAL", "internal error of the sidecar", outcome=ended)
+
+    def limit_reached(self, limit: str) -> Result:
+        """The refusal of a call above one of the agent's limits."""
+        self._telemetry.limit(limit)
+        return self._own_error(
+            "LIMIT_REACHED",
+            f"agent {self.agent.name} has as many calls under way as agents.{self.agent.name}"
+            f".{limit} allows",
+        )
+
+    def _own_error(
+        self,
+        reason: str,
+        message: str,
+        *,
+        outcome: Outcome | None = None,
+        kept_status: tuple[Binding, int] | None = None,
+    ) -> Result:
+        error = errors.own(
+            reason,
+            message,
+            agent=self.agent.name,
+            call=self.call.id,
+            delivered="unknown" if outcome and outcome.written else "no",
+            attempts=tuple(self.attempts),
+            kept_status=kept_status,
+            metadata={"task": self._state.task_id} if self._state and self._state.task_id else None,
+        )
+        if outcome is not None:
+            counted = failover.TABLE[outcome.kind].counted
+        else:
+            counted = _COUNTED_REASONS.get(reason, "rejected")
+        return self._result(error=error, outcome=counted)
+
+    # --- counting and logging -----------------------------------------------------------------
+
+    def finish(self, result: Result) -> Result:
+        """Count the call by its result."""
+        self._count(result.outcome)
+        if self._state is not None:
+            self._telemetry.stream_end(self.agent.name, self._stream_end(result))
+        return result
+
+    def _stream_end(self, result: Result) -> str:
+        assert self._state is not None  # only asked of streams
+        if result.error is None:
+            return "completed" if self._state.settled else "unfinished"
+        if result.outcome == "cancelled":
+            return "cancelled"
+        return "broken" if result.outcome == "ambiguous" else "error"
+
+    def _count(self, outcome: str) -> None:
+        call, agent = self.call, self.agent
+        seconds = trio.current_time() - self._began
+        self._telemetry.request(
+            agent.name, call.operation.name, str(call.binding), outcome, seconds
+        )
+        if not call.operation.streaming:
+            own = max(seconds - self._upstream_seconds, 0.0)
+            self._telemetry.overhead(agent.name, call.operation.name, own)
+
+    def _log_ending(self, event: str, attempt: Attempt, **more: str) -> None:
+        interface, outcome = attempt.interface, attempt.outcome
+        hint = failover.is_not_served(outcome, interface.binding)
+        if hint:
+            more["hint"] = hint
+        if attempt.detail:
+            more["detail"] = attempt.detail
+        self._log.limited(
+            (self.agent.name, interface.label, event, outcome.kind),
+            "warning",
+            event,
+            agent=self.agent.name,
+            call=self.call.id,
+            operation=self.call.operation.name,
+            interface=interface.label,
+            address=interface.address,
+            kind=str(outcome.kind),
+            result=outcome.result,
+            delivered="unknown" if outcome.kind is Kind.AMBIGUOUS else "no",
+            **more,
+        )
+
+
+# How calls are counted whose error comes from no attempt's ending.
+_COUNTED_REASONS: dict[str, str] = {
+    "NOT_DELIVERED": "not_delivered",
+    "CARD_UNAVAILABLE": "not_delivered",
+    "NO_ELIGIBLE_INTERFACE": "not_delivered",
+}
+
+
+def _kept_status(ended: Ended) -> tuple[Binding, int] | None:
+    """The status that an agent gave with an ambiguous failure."""
+    facts = ended.facts
+    if facts.grpc_status:
+        return facts.binding, facts.grpc_status
+    if facts.http_status is not None and facts.http_status >= 500:
+        return facts.binding, facts.http_status
+    return None

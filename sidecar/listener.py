@@ -1,0 +1,232 @@
+"""Local sockets: bound, accepted from, told apart by their first bytes. Knows no agents.
+
+What a connection speaks is decided by the listener's one binding; anything else is told so in its
+own protocol or closed. Each connection runs in a task of its own whose failure costs nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import stat
+from typing import TYPE_CHECKING
+
+import trio
+
+from sidecar.config import TcpAddress, UnixAddress
+from sidecar.wire.sockets import SocketWire, WireBroken
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from sidecar.config import Address
+    from sidecar.logs import Log
+    from sidecar.telemetry import Telemetry
+
+_BACKLOG = 1024
+_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+_ACCEPT_PAUSE_SECONDS = 0.1
+
+# SETTINGS (empty), then GOAWAY with HTTP_1_1_REQUIRED (RFC 9113 7), for HTTP/2 on a JSON listener.
+_HTTP_1_1_REQUIRED = b"\0\0\0\4\0\0\0\0\0" + b"\0\0\x08\7\0\0\0\0\0" + b"\0\0\0\0" + b"\0\0\0\x0d"
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_TLS_HANDSHAKE = 0x16
+
+Serve = "Callable[[SocketWire, bytes], Awaitable[None]]"
+
+
+class BindError(Exception):
+    """An address that cannot be listened on; the text names it and the mend."""
+
+
+def bind(address: Address, mode: int = 0o660) -> socket.socket:
+    """A listening socket; raises BindError.
+
+    A Unix socket is bound under a temporary name and moved into place once its mode is set. A
+    file left by a crash is replaced; one that answers belongs to somebody.
+    """
+    try:
+        if isinstance(address, UnixAddress):
+            return _bind_unix(address.path, mode)
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((address.host, address.port))
+            sock.listen(_BACKLOG)
+        except BaseException:
+            sock.close()
+            raise
+    except OSError as error:
+        mend = "; is another sidecar running?" if error.errno == errno.EADDRINUSE else ""
+        raise BindError(f"cannot listen on {address}: {error.strerror or error}{mend}") from None
+    return sock
+
+
+def _bind_unix(path: str, mode: int) -> socket.socket:
+    if _is_live(path):
+        raise OSError(errno.EADDRINUSE, "a process is listening there")
+    temporary = f"{path}.{os.getpid()}"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        sock.bind(temporary)
+        os.chmod(temporary, mode)
+        sock.listen(_BACKLOG)
+        os.rename(temporary, path)
+    except BaseException:
+        sock.close()
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    return sock
+
+
+def _is_live(path: str) -> bool:
+    """Whether somebody listens at `path`; raises OSError for a file that is no socket."""
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise OSError(errno.EEXIST, "the file there is not a socket")
+    except FileNotFoundError:
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+    return True
+
+
+class Listener:
+    """One bound socket and the connections accepted from it."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: Address,
+        *,
+        connections: int,
+        stall_seconds: float,
+        telemetry: Telemetry,
+        log: Log,
+    ) -> None:
+        sock.setblocking(False)
+        self.address = address
+        if isinstance(address, TcpAddress):
+            self.address = TcpAddress(address.host, sock.getsockname()[1])
+        self._sock = sock
+        self._inode = self._own_inode()
+        self._most = connections
+        self._stall_seconds = stall_seconds
+        self._telemetry = telemetry
+        self._log = log
+        self.open_connections = 0
+
+    def _own_inode(self) -> int | None:
+        if not isinstance(self.address, UnixAddress):
+            return None
+        with contextlib.suppress(OSError):
+            return os.stat(self.address.path).st_ino
+        return None
+
+    async def serve(
+        self,
+        connections: trio.Nursery,
+        serve: Callable[[SocketWire, bytes], Awaitable[None]],
+    ) -> None:
+        """Accept until cancelled; each connection is served by ``serve(wire, first_bytes)``.
+
+        Connections run in `connections`, so that they may outlive the accepting.
+        """
+        try:
+            while True:
+                sock = await self._accept()
+                if sock is None:
+                    continue
+                if self.open_connections >= self._most:
+                    sock.close()
+                    self._telemetry.limit("connections")
+                    self._log.limited(
+                        ("connections", str(self.address)),
+                        "warning",
+                        "connection refused",
+                        listener=str(self.address),
+                        limit=self._most,
+                    )
+                    continue
+                self.open_connections += 1
+                connections.start_soon(self._connection, sock, serve)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop listening; a Unix socket's file goes if it is still ours."""
+        self._sock.close()
+        if isinstance(self.address, UnixAddress) and self._inode is not None:
+            with contextlib.suppress(OSError):
+                if os.stat(self.address.path).st_ino == self._inode:
+                    os.unlink(self.address.path)
+        self._inode = None
+
+    async def _accept(self) -> socket.socket | None:
+        await trio.lowlevel.wait_readable(self._sock)
+        try:
+            return self._sock.accept()[0]
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno in _OUT_OF_RESOURCES:
+                self._log.limited(
+                    ("accept", error.errno),
+                    "error",
+                    "cannot accept",
+                    error=os.strerror(error.errno),
+                )
+                await trio.sleep(_ACCEPT_PAUSE_SECONDS)
+            return None
+
+    async def _connection(
+        self, sock: socket.socket, serve: Callable[[SocketWire, bytes], Awaitable[None]]
+    ) -> None:
+        wire: SocketWire | None = None
+        try:
+            wire = SocketWire(sock, stall_seconds=self._stall_seconds, peer="local")
+            await serve(wire, b"")
+        except (OSError, WireBroken, trio.BrokenResourceError):
+            pass  # the peer is gone, which is its right
+        except Exception as error:
+            self._telemetry.internal_error("connection")
+            self._log.error("internal error", where="connection", error=repr(error))
+        finally:
+            self.open_connections -= 1
+            if wire is None:
+                sock.close()
+            else:
+                wire.abort()
+
+
+async def sniff(wire: SocketWire) -> bytes:
+    """The first bytes of a connection, b'' when there are none."""
+    return await wire.receive()
+
+
+def is_tls(first: bytes) -> bool:
+    """A TLS handshake record."""
+    return first[:1] == bytes([_TLS_HANDSHAKE])
+
+
+def is_http2(first: bytes) -> bool:
+    """The beginning of the HTTP/2 connection preface (RFC 9113 3.4)."""
+    return bool(first) and _HTTP2_PREFACE.startswith(first[: len(_HTTP2_PREFACE)])
+
+
+async def refuse_http2(wire: SocketWire) -> None:
+    """Tell an HTTP/2 client that this socket speaks HTTP/1.1."""
+    await wire.send(_HTTP_1_1_REQUIRED)
+    await wire.aclose()

@@ -1,0 +1,550 @@
+"""The HTTP/2 engine on h2: the only module that knows h2, hpack and hyperframe.
+
+Of h2 it uses settings, stream states, both windows and the header decoder. Frames are split and
+dispatched here, because h2 itself closes at the first GOAWAY of either side, loses the events that
+came before an error in the same read, answers late frames of cancelled streams with RST_STREAM one
+by one, and waits for megabytes before it notices that the peer does not speak HTTP/2.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final
+
+from h2.config import H2Configuration
+from h2.connection import AllowedStreamIDs, H2Connection
+from h2.exceptions import InvalidBodyLengthError, ProtocolError, StreamClosedError
+from h2.settings import SettingCodes, Settings
+from h2.stream import StreamInputs, StreamState
+from h2.utilities import guard_increment_window
+from hpack.exceptions import HPACKError, OversizedHeaderListError
+from hpack.table import HeaderTable
+
+from sidecar.wire.http2_engine import (
+    COMPRESSION_ERROR,
+    CONNECTION_WINDOW,
+    ENHANCE_YOUR_CALM,
+    FLOW_CONTROL_ERROR,
+    FRAME_SIZE_ERROR,
+    INTERNAL_ERROR,
+    MAX_CONTINUATIONS,
+    MAX_CONTROL_OUTPUT,
+    PROTOCOL_ERROR,
+    STREAM_WINDOW,
+    Data,
+    Failed,
+    GoAway,
+    Head,
+    Interim,
+    PeerSettings,
+    PingAck,
+    RateLimit,
+    Reset,
+    Trailers,
+    Window,
+)
+from sidecar.wire.http2_fields import FieldEncoder, Malformed, read_fields
+
+if TYPE_CHECKING:
+    from h2.stream import H2Stream
+
+    from sidecar.core.types import Headers
+    from sidecar.wire.http2_engine import Event
+
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_FRAME: Final = struct.Struct(">HBBBL")
+_SETTING: Final = struct.Struct(">HL")
+_MAX_FRAME: Final = 16384
+"""The longest frame taken, and the longest DATA frame sent, so that streams take turns."""
+
+_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS = 0, 1, 2, 3, 4
+_PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = 6, 7, 8, 9
+_LENGTHS: Final = {_PRIORITY: 5, _RST_STREAM: 4, _PING: 8, _WINDOW_UPDATE: 4}
+_ON_CONNECTION: Final = frozenset({_SETTINGS, _PING, _GOAWAY})
+_ON_STREAM: Final = frozenset({_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _CONTINUATION})
+_ACK = _END_STREAM = 0x1
+_END_HEADERS: Final = 0x4
+_PADDED: Final = 0x8
+_PRIORITISED: Final = 0x20
+
+
+_ENCODER: Final = FieldEncoder(HeaderTable.STATIC_TABLE)
+
+
+class _PeerError(Exception):
+    """The peer broke the protocol or a limit: the connection ends."""
+
+    def __init__(self, code: int, detail: str, *, not_http2: bool = False) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.not_http2 = not_http2
+
+
+class H2Engine(H2Connection):
+    """Implements `http2_engine.Engine`."""
+
+    def __init__(self, *, client: bool, header_bytes: int, max_streams: int = 0) -> None:
+        """`header_bytes`: limit on one header block; `max_streams`: announced by a server."""
+        super().__init__(
+            H2Configuration(
+                client_side=client,
+                # validated once, here, and left as bytes until then
+                header_encoding=None,
+                validate_inbound_headers=False,
+                normalize_inbound_headers=False,
+                validate_outbound_headers=False,
+                normalize_outbound_headers=False,
+            )
+        )
+        self._client = client
+        self.local_settings = Settings(
+            client=client,
+            initial_values={
+                SettingCodes.ENABLE_PUSH: 0,
+                SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+                SettingCodes.MAX_HEADER_LIST_SIZE: header_bytes,
+                SettingCodes.MAX_CONCURRENT_STREAMS: max_streams,
+            },
+        )
+        self.decoder.max_header_list_size = self._header_bytes = header_bytes
+        self._max_streams = int(self.remote_settings.max_concurrent_streams)
+        self._magic = b"" if client else _PREFACE
+        self._rest = b""
+        self._first = True
+        self._failed = False
+        self._now = 0.0
+        self._events: list[Event] = []
+        self._block: list[bytes] = []
+        self._block_id = 0
+        self._block_end = False
+        self._table_given_up = False
+        self._noise = RateLimit(1000, 10.0)
+        self._resets = RateLimit(200, 10.0)
+        self._handlers = {
+            _DATA: self._on_data,
+            _HEADERS: self._on_headers,
+            _RST_STREAM: self._on_reset,
+            _SETTINGS: self._on_settings,
+            _PING: self._on_ping,
+            _GOAWAY: self._on_goaway,
+            _WINDOW_UPDATE: self._on_window_update,
+            _CONTINUATION: self._on_continuation,
+        }
+
+    # --- state --------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """See `Engine.pending`."""
+        return len(self._data_to_send)
+
+    @property
+    def max_streams(self) -> int:
+        """See `Engine.max_streams`."""
+        return self._max_streams
+
+    @property
+    def open_streams(self) -> int:
+        """See `Engine.open_streams`."""
+        return len(self.streams)  # a stream leaves the dictionary the moment it is over
+
+    @property
+    def last_peer_stream(self) -> int:
+        """See `Engine.last_peer_stream`."""
+        return self.highest_inbound_stream_id
+
+    def room(self, stream_id: int) -> int:
+        """See `Engine.room`."""
+        room = self.outbound_flow_control_window
+        if stream_id:
+            stream = self.streams.get(stream_id)
+            if stream is None:
+                return 0
+            room = min(room, stream.outbound_flow_control_window, _MAX_FRAME)
+        return max(0, room)
+
+    # --- output -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """See `Engine.start`."""
+        self.initiate_connection()
+        if not self._client:
+            self._open_connection_window()
+
+    def begin(self, headers: Headers, *, end: bool) -> int:
+        """See `Engine.begin`."""
+        block = self._encode(headers)
+        stream_id = self.get_next_available_stream_id()
+        stream = self._begin_new_stream(stream_id, AllowedStreamIDs.ODD)
+        stream.request_method = headers[0][1].encode()
+        stream.state_machine.process_input(StreamInputs.SEND_HEADERS)
+        self._write_block(stream, block, end=end)
+        return stream_id
+
+    def write_headers(self, stream_id: int, headers: Headers, *, end: bool) -> None:
+        """See `Engine.write_headers`."""
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return
+        block = self._encode(headers)
+        interim = bool(headers) and headers[0][0] == ":status" and headers[0][1][0] == "1"
+        stream.state_machine.process_input(
+            StreamInputs.SEND_INFORMATIONAL_HEADERS if interim else StreamInputs.SEND_HEADERS
+        )
+        self._write_block(stream, block, end=end)
+
+    def write_data(self, stream_id: int, data: bytes | memoryview, *, end: bool) -> None:
+        """See `Engine.write_data`."""
+        stream = self.streams[stream_id]
+        size = len(data)
+        stream.outbound_flow_control_window -= size
+        self.outbound_flow_control_window -= size
+        self._write(_DATA, _END_STREAM if end else 0, stream_id, data)
+        self._noise.forgive()
+        if end:
+            self._end_ours(stream)
+
+    def credit(self, stream_id: int, count: int) -> None:
+        """See `Engine.credit`."""
+        stream = self.streams.get(stream_id)
+        if stream is None or stream.state_machine.state is StreamState.HALF_CLOSED_REMOTE:
+            return
+        self._prepare_for_sending(stream.acknowledge_received_data(count))
+
+    def cancel(self, stream_id: int, code: int) -> None:
+        """See `Engine.cancel`."""
+        if self.streams.pop(stream_id, None) is not None:
+            self._write(_RST_STREAM, 0, stream_id, code.to_bytes(4, "big"))
+
+    def send_ping(self, payload: bytes) -> None:
+        """See `Engine.send_ping`."""
+        self._write(_PING, 0, 0, payload)
+
+    def send_goaway(self, last_stream_id: int, code: int) -> None:
+        """See `Engine.send_goaway`."""
+        self._write(_GOAWAY, 0, 0, struct.pack(">LL", last_stream_id, code))
+
+    def take_output(self) -> bytes:
+        """See `Engine.take_output`."""
+        data = bytes(self._data_to_send)
+        self._data_to_send.clear()
+        return data
+
+    def _write(self, kind: int, flags: int, stream_id: int, body: bytes | memoryview) -> None:
+        size = len(body)
+        self._data_to_send += _FRAME.pack(size >> 8, size & 0xFF, kind, flags, stream_id)
+        self._data_to_send += body
+
+    def _write_block(self, stream: H2Stream, block: bytes, *, end: bool) -> None:
+        limit = self.max_outbound_frame_size
+        flags = _END_STREAM if end else 0
+        first, rest = block[:limit], block[limit:]
+        self._write(_HEADERS, flags if rest else flags | _END_HEADERS, stream.stream_id, first)
+        while rest:
+            part, rest = rest[:limit], rest[limit:]
+            self._write(_CONTINUATION, 0 if rest else _END_HEADERS, stream.stream_id, part)
+        self._noise.forgive()
+        if end:
+            self._end_ours(stream)
+
+    def _encode(self, headers: Headers) -> bytes:
+        block = _ENCODER.encode(headers)
+        if not self._table_given_up:
+            self._table_given_up = True
+            block = b"\x20" + block  # table size 0, for good (RFC 7541 6.3)
+        return block
+
+    def _end_ours(self, stream: H2Stream) -> None:
+        stream.state_machine.process_input(StreamInputs.SEND_END_STREAM)
+        if stream.closed:
+            del self.streams[stream.stream_id]
+
+    def _open_connection_window(self) -> None:
+        self.increment_flow_control_window(CONNECTION_WINDOW - 65535)
+
+    # --- input --------------------------------------------------------------------------------
+
+    def feed(self, data: bytes, now: float) -> list[Event]:
+        """See `Engine.feed`."""
+        events = self._events = []
+        if self._failed:
+            return events
+        self._now = now
+        try:
+            self._read(self._rest + data if self._rest else data)
+            if len(self._data_to_send) > MAX_CONTROL_OUTPUT:
+                raise _PeerError(ENHANCE_YOUR_CALM, "answers are not read")
+        except _PeerError as error:
+            self._fail(error.code, str(error), not_http2=error.not_http2)
+        except ProtocolError as error:
+            self._fail(int(error.error_code), str(error))
+        except (
+            Exception
+        ) as error:  # a library's slip over bytes of a peer ends that connection only
+            self._fail(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+        return events
+
+    def _fail(self, code: int, detail: str, *, not_http2: bool = False) -> None:
+        self._failed = True
+        self._rest = b""
+        if not not_http2:
+            self.send_goaway(self.highest_inbound_stream_id, code)
+        self._events.append(Failed(code, detail, not_http2))
+
+    def _read(self, data: bytes) -> None:
+        position, end = 0, len(data)
+        if self._magic:
+            position = min(len(self._magic), end)
+            if data[:position] != self._magic[:position]:
+                raise _PeerError(PROTOCOL_ERROR, "no HTTP/2 preface")
+            self._magic = self._magic[position:]
+        if self._first and position < end:
+            self._check_first(data[position : position + 9])
+        while end - position >= 9:
+            high, low, kind, flags, stream_id = _FRAME.unpack_from(data, position)
+            length = high << 8 | low
+            if length > _MAX_FRAME:
+                raise _PeerError(FRAME_SIZE_ERROR, f"frame of {length} bytes")
+            start = position + 9
+            if end - start < length:
+                break
+            position = start + length
+            self._take_frame(kind, flags, stream_id & 0x7FFFFFFF, data[start:position])
+        self._rest = data[position:]
+
+    def _check_first(self, head: bytes) -> None:
+        """SETTINGS must come first (RFC 9113 3.4); told by as few bytes as may be."""
+        size = len(head)
+        wrong = (
+            head[0] != 0
+            or (size > 3 and head[3] != _SETTINGS)
+            or (size > 4 and head[4] & _ACK != 0)
+            or (size > 8 and head[5:9] != b"\0\0\0\0")
+        )
+        if wrong:
+            raise _PeerError(
+                PROTOCOL_ERROR, f"first bytes {head!r} are not SETTINGS", not_http2=self._client
+            )
+
+    def _take_frame(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
+        if self._block_id and (kind != _CONTINUATION or stream_id != self._block_id):
+            raise _PeerError(PROTOCOL_ERROR, "a header block was interrupted")
+        if _LENGTHS.get(kind, len(body)) != len(body):
+            raise _PeerError(FRAME_SIZE_ERROR, f"frame type {kind} of {len(body)} bytes")
+        if kind in (_ON_CONNECTION if stream_id else _ON_STREAM):
+            raise _PeerError(PROTOCOL_ERROR, f"frame type {kind} on stream {stream_id}")
+        handler = self._handlers.get(kind)
+        if handler is not None:
+            handler(flags, stream_id, body)
+        elif kind == 5:
+            raise _PeerError(PROTOCOL_ERROR, "PUSH_PROMISE")
+        else:
+            self._count_noise()  # PRIORITY, and types that are to be ignored (RFC 9113 5.5)
+
+    def _count_noise(self) -> None:
+        """Frames that cost us work and carry nothing, less one for each that carried something.
+
+        The latter because peers that measure the round trip answer our messages with PINGs.
+        """
+        if not self._noise.hit(self._now):
+            raise _PeerError(ENHANCE_YOUR_CALM, "too many frames without content")
+
+    def _count_reset(self) -> None:
+        if not self._resets.hit(self._now):
+            raise _PeerError(ENHANCE_YOUR_CALM, "too many streams were reset")
+
+    def _find(self, stream_id: int) -> H2Stream | None:
+        """The stream; None when it is over: frames for it may still be on their way."""
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            ours = (stream_id % 2 == 1) is self._client
+            opened = self.highest_outbound_stream_id if ours else self.highest_inbound_stream_id
+            if stream_id > opened:
+                raise _PeerError(PROTOCOL_ERROR, f"stream {stream_id} was not opened")
+        return stream
+
+    def _spoil(self, stream_id: int, code: int, detail: str) -> None:
+        """End one stream because of what the peer sent on it."""
+        self._count_reset()
+        self.cancel(stream_id, code)
+        self._events.append(Reset(stream_id, code, False, detail))
+
+    # --- connection frames --------------------------------------------------------------------
+
+    def _on_settings(self, flags: int, _: int, body: bytes) -> None:
+        if len(body) % 6 or (flags & _ACK and body):
+            raise _PeerError(FRAME_SIZE_ERROR, f"SETTINGS of {len(body)} bytes")
+        first, self._first = self._first, False
+        if not first:
+            self._count_noise()
+        if flags & _ACK:
+            return  # ours never change
+        changes: dict[SettingCodes | int, int] = {}
+        for code, value in _SETTING.iter_unpack(body):
+            if code in _KNOWN_SETTINGS:
+                self.remote_settings.validate_received_setting(code, value)
+                changes[code] = value
+        # never used, so its size does not matter; h2 would let the peer set it to 4 GiB
+        changes.pop(SettingCodes.HEADER_TABLE_SIZE, None)
+        self.remote_settings.update(changes)
+        self._prepare_for_sending(self._acknowledge_settings())
+        self._max_streams = int(self.remote_settings.max_concurrent_streams)
+        if first and self._client:
+            self._open_connection_window()
+        self._events.append(PeerSettings(first))
+
+    def _on_ping(self, flags: int, _: int, body: bytes) -> None:
+        self._count_noise()
+        if flags & _ACK:
+            self._events.append(PingAck(body))
+        else:
+            self._write(_PING, _ACK, 0, body)
+
+    def _on_goaway(self, _flags: int, _: int, body: bytes) -> None:
+        if len(body) < 8:
+            raise _PeerError(FRAME_SIZE_ERROR, f"GOAWAY of {len(body)} bytes")
+        self._count_noise()
+        last, code = struct.unpack_from(">LL", body)
+        last &= 0x7FFFFFFF
+        if self._client:
+            for stream_id in [each for each in self.streams if each > last]:
+                del self.streams[stream_id]
+        self._events.append(GoAway(last, code, body[8:208].decode("ascii", "replace")))
+
+    def _on_window_update(self, _flags: int, stream_id: int, body: bytes) -> None:
+        increment = int.from_bytes(body, "big") & 0x7FFFFFFF
+        stream = self._find(stream_id) if stream_id else None
+        if not increment:
+            raise _PeerError(PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
+        if not stream_id:
+            self.outbound_flow_control_window = guard_increment_window(
+                self.outbound_flow_control_window, increment
+            )
+        elif stream is None:
+            return
+        elif stream.outbound_flow_control_window + increment > 0x7FFFFFFF:
+            self._spoil(stream_id, FLOW_CONTROL_ERROR, "window above 2^31-1")
+            return
+        else:
+            stream.outbound_flow_control_window += increment
+        self._events.append(Window(stream_id))
+
+    # --- stream frames ------------------------------------------------------------------------
+
+    def _on_reset(self, _flags: int, stream_id: int, body: bytes) -> None:
+        if self._find(stream_id) is not None:
+            self._count_reset()
+            del self.streams[stream_id]
+            self._events.append(Reset(stream_id, int.from_bytes(body, "big"), True))
+        else:
+            self._count_noise()
+
+    def _on_data(self, flags: int, stream_id: int, body: bytes) -> None:
+        size = len(body)
+        if flags & _PADDED:
+            body = _unpad(body)
+        end = bool(flags & _END_STREAM)
+        if body:
+            self._noise.forgive()
+        elif not end:
+            self._count_noise()
+        # the connection's credit goes back at once, or a few slow readers would stop all others
+        manager = self._inbound_flow_control_window_manager
+        manager.window_consumed(size)
+        if increment := manager.process_bytes(size):
+            self._write(_WINDOW_UPDATE, 0, 0, increment.to_bytes(4, "big"))
+        stream = self._find(stream_id)
+        if stream is None:
+            return
+        try:
+            stream.receive_data(body, end, size)
+        except InvalidBodyLengthError as error:
+            self._spoil(stream_id, PROTOCOL_ERROR, str(error))
+            return
+        except StreamClosedError as error:
+            self._spoil(stream_id, int(error.error_code), "DATA after the end of the stream")
+            return
+        if stream.closed:
+            del self.streams[stream_id]
+        elif len(body) < size:
+            self.credit(stream_id, size - len(body))
+        self._events.append(Data(stream_id, body, end))
+
+    def _on_headers(self, flags: int, stream_id: int, body: bytes) -> None:
+        if flags & _PADDED:
+            body = _unpad(body)
+        if flags & _PRIORITISED:
+            if len(body) < 5:
+                raise _PeerError(FRAME_SIZE_ERROR, "HEADERS without their priority")
+            body = body[5:]
+        if flags & _END_HEADERS:
+            self._take_block(stream_id, body, end=bool(flags & _END_STREAM))
+        else:
+            self._block = [body]
+            self._block_id = stream_id
+            self._block_end = bool(flags & _END_STREAM)
+
+    def _on_continuation(self, flags: int, stream_id: int, body: bytes) -> None:
+        if not self._block_id:
+            raise _PeerError(PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+        self._block.append(body)
+        if len(self._block) > MAX_CONTINUATIONS + 1:
+            raise _PeerError(ENHANCE_YOUR_CALM, "too many CONTINUATIONs")
+        if sum(map(len, self._block)) > self._header_bytes:
+            raise _PeerError(ENHANCE_YOUR_CALM, "header block too large")
+        if flags & _END_HEADERS:
+            block, self._block, self._block_id = b"".join(self._block), [], 0
+            self._take_block(stream_id, block, end=self._block_end)
+
+    def _take_block(self, stream_id: int, block: bytes, *, end: bool) -> None:
+        self._noise.forgive()
+        try:
+            fields = self.decoder.decode(block, raw=True)
+        except OversizedHeaderListError as error:
+            raise _PeerError(ENHANCE_YOUR_CALM, str(error)) from None
+        except (HPACKError, IndexError) as error:
+            raise _PeerError(COMPRESSION_ERROR, str(error)) from None
+        if not self._client and stream_id > self.highest_inbound_stream_id:
+            stream: H2Stream | None = self._begin_new_stream(stream_id, AllowedStreamIDs.ODD)
+        else:
+            stream = self._find(stream_id)
+        if stream is None:
+            return
+        trailers = bool(stream.state_machine.headers_received)
+        try:
+            headers, status = read_fields(fields, request=not self._client, trailers=trailers)
+            if (trailers and not end) or (end and 0 < status < 200):
+                raise Malformed("END_STREAM is missing or out of place")
+            stream.receive_headers(fields, end, None)
+        except Malformed as error:
+            self._spoil(stream_id, PROTOCOL_ERROR, str(error))
+            return
+        except StreamClosedError as error:
+            self._spoil(stream_id, int(error.error_code), "HEADERS after the end of the stream")
+            return
+        if stream.closed:
+            del self.streams[stream_id]
+        if trailers:
+            self._events.append(Trailers(stream_id, headers))
+        elif 0 < status < 200:
+            self._events.append(Interim(stream_id))
+        else:
+            self._events.append(Head(stream_id, headers, status, end))
+
+
+_KNOWN_SETTINGS: Final = frozenset(
+    {
+        SettingCodes.HEADER_TABLE_SIZE,
+        SettingCodes.ENABLE_PUSH,
+        SettingCodes.MAX_CONCURRENT_STREAMS,
+        SettingCodes.INITIAL_WINDOW_SIZE,
+        SettingCodes.MAX_FRAME_SIZE,
+        SettingCodes.MAX_HEADER_LIST_SIZE,
+    }
+)
+
+
+def _unpad(body: bytes) -> bytes:
+    if not body or body[0] >= len(body):
+        raise _PeerError(PROTOCOL_ERROR, "padding longer than its frame")
+    return body[1 : len(body) - body[0]]

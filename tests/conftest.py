@@ -1,0 +1,35 @@
+"""Hypothesis profiles, TLS files, and the list of system programs that tests could not find."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests import harness
+
+if TYPE_CHECKING:
+    from _pytest.terminal import TerminalReporter
+
+settings.register_profile(
+    "fast", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("deep", parent=settings.get_profile("fast"), max_examples=3000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> harness.TlsFiles:
+    """A private CA with a certificate for 127.0.0.1 and localhost, as files."""
+    return harness.make_tls(tmp_path_factory.mktemp("tls"))
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """List the programs whose absence left tests out."""
+    if not harness.MISSING_PROGRAMS:
+        return
+    terminalreporter.section("programs that tests need and did not find")
+    for program, package in sorted(harness.MISSING_PROGRAMS.items()):
+        terminalreporter.line(f"{program}: apt-get install {package}")
