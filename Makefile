@@ -21,9 +21,9 @@ test: $(INSTALLED)
 	@$(PYTHON) -m pytest $(ARGS)
 
 lint: $(INSTALLED)
-	@$(PYTHON) -m ruff format --check .
-	@$(PYTHON) -m ruff check .
-	@$(PYTHON) -m mypy
+	@$(PYTHON) -m ruff format --check . proto/generate
+	@$(PYTHON) -m ruff check . proto/generate
+	@$(PYTHON) -m mypy --explicit-package-bases
 	@.venv/bin/lint-imports --no-timings
 	@$(PYTHON) proto/generate --check
 

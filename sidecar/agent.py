@@ -111,12 +111,7 @@ class Agent:
         self._telemetry = telemetry
         self._log = log
         self._rng = rng
-        identity = TlsIdentity(
-            ca_file=_text(config.tls.ca_file),
-            client_cert_file=_text(config.tls.client_cert_file),
-            client_key_file=_text(config.tls.client_key_file),
-            server_name=_text(config.tls.server_name),
-        )
+        identity = identity_of(config)
         # Where the card is fetched from is the operator's word: no address is refused.
         client = fetching.client(dialer, identity=identity, permit=lambda _: "")
         self._source = CardSource(resolve_source(config.card, config.card_exact), client)
@@ -321,17 +316,7 @@ class Agent:
         self._fresh_until = trio.current_time()
 
     def _policy(self, fetched: FetchedCard) -> CardPolicy:
-        origin = CardOrigin(
-            scheme=fetched.source_scheme,
-            host=fetched.source_host,
-            kind=kind_of(fetched.peer) if fetched.peer else None,
-        )
-        return CardPolicy(
-            origin=origin,
-            trusted_hosts=frozenset(self.config.trusted_hosts),
-            prefer=self.config.prefer,
-            own_addresses=self._own_addresses,
-        )
+        return policy_of(self.config, fetched, self._own_addresses)
 
     def _install(self, card: Card, fetched: FetchedCard) -> None:
         if not card.candidates:
@@ -385,8 +370,34 @@ class Agent:
             self._log.warning("card contradicts itself", agent=self.name, how=card.contradiction)
 
 
-def _text(value: object) -> str:
-    return "" if value is None else str(value)
+def identity_of(config: AgentConfig) -> TlsIdentity:
+    """How an agent is verified over TLS, and who we are to it."""
+    tls = config.tls
+    return TlsIdentity(
+        ca_file=str(tls.ca_file or ""),
+        client_cert_file=str(tls.client_cert_file or ""),
+        client_key_file=str(tls.client_key_file or ""),
+        server_name=tls.server_name or "",
+    )
+
+
+def policy_of(
+    config: AgentConfig,
+    fetched: FetchedCard,
+    own_addresses: frozenset[tuple[str, int]] = frozenset(),
+) -> CardPolicy:
+    """What the interfaces of a card that came from there may be."""
+    origin = CardOrigin(
+        scheme=fetched.source_scheme,
+        host=fetched.source_host,
+        kind=kind_of(fetched.peer) if fetched.peer else None,
+    )
+    return CardPolicy(
+        origin=origin,
+        trusted_hosts=frozenset(config.trusted_hosts),
+        prefer=config.prefer,
+        own_addresses=own_addresses,
+    )
 
 
 def _shown(interface: Interface) -> dict[str, Any]:

@@ -224,8 +224,10 @@ def load(path: str | os.PathLike[str]) -> Config:
     except tomli.TOMLDecodeError as error:
         problem = Problem(key="", line=error.lineno, message=f"not valid TOML: {error.msg}")
         raise ConfigError(source, [problem]) from None
-    except RecursionError:
-        problem = Problem(key="", line=None, message="not valid TOML: nested too deeply")
+    except (RecursionError, ValueError) as error:
+        # The parser lets through what Python says of numbers with thousands of digits.
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        problem = Problem(key="", line=None, message=f"not valid TOML: {reason}")
         raise ConfigError(source, [problem]) from None
     config, mistakes = _validate(data, Path(source).absolute().parent)
     if config is None or mistakes:
@@ -379,7 +381,8 @@ def _combinations(data: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     )
     if _is_number(keepalive) and _is_number(stall) and keepalive >= stall:
         key = "keepalive_seconds" if "keepalive_seconds" in limits else "stall_seconds"
-        message = f"keepalive_seconds ({keepalive:g}) must be below stall_seconds ({stall:g})"
+        message = f"keepalive_seconds ({shown(keepalive)}) must be below"
+        message += f" stall_seconds ({shown(stall)})"
         yield ("limits", key), message
 
 

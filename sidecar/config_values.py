@@ -69,7 +69,10 @@ def shown(value: object) -> str:
             return "true" if value else "false"
         case str():
             return json.dumps(value if len(value) <= 80 else value[:80] + "…", ensure_ascii=False)
-        case int() | float():
+        case int():
+            text = str(value)
+            return text if len(text) <= 80 else text[:80] + "…"
+        case float():
             return f"{value:.12g}"
         case list():
             return "an array"

@@ -21,7 +21,7 @@ from sidecar.jsonrpc_door import JsonRpcDoor
 from sidecar.listener import Listener, bind, is_http2, is_tls, refuse_http2, sniff
 from sidecar.logs import Log, new_call_id
 from sidecar.telemetry import Telemetry
-from sidecar.wire.http1_server import ServerLimits, serve_http1
+from sidecar.wire.http1_server import Connections, Http1Limits, render_json, serve_http1
 from sidecar.wire.net import Dialer
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Daemon:
         self._listeners: list[tuple[ListenerConfig, Listener]] = []
         self._admin: Listener | None = None
         self._agents: dict[str, Agent] = {}
+        self._connections = Connections()
 
     # --- what the admin address shows ---------------------------------------------------------
 
@@ -178,7 +179,7 @@ class Daemon:
                     serve = functools.partial(self._connection, door.serve, _render_jsonrpc)
                     accepting.start_soon(listener.serve, connections, serve)
                 assert self._admin is not None  # bound with the listeners
-                serve = functools.partial(self._connection, admin.serve, None)
+                serve = functools.partial(self._connection, admin.serve, render_json)
                 accepting.start_soon(self._admin.serve, connections, serve)
                 self._log.info(
                     "started",
@@ -194,6 +195,7 @@ class Daemon:
                 self._telemetry.draining()
                 self._log.info("draining", seconds=self._config.limits.drain_seconds)
                 accepting.cancel_scope.cancel()
+                self._connections.begin_closing()
             connections.cancel_scope.deadline = (
                 trio.current_time() + self._config.limits.drain_seconds
             )
@@ -202,7 +204,7 @@ class Daemon:
     async def _connection(
         self,
         handler: Callable[[Http1Request], Awaitable[None]],
-        render: Callable[[int, str], tuple[Headers, bytes]] | None,
+        render: Callable[[int, str], tuple[Headers, bytes]],
         wire: SocketWire,
         initial: bytes,
     ) -> None:
@@ -217,7 +219,7 @@ class Daemon:
             self._log.limited("http2", "warning", "a client speaks HTTP/2 to an HTTP/1.1 listener")
             await refuse_http2(wire)
             return
-        limits = ServerLimits(
+        limits = Http1Limits(
             header_bytes=self._config.limits.header_bytes,
             stall_seconds=self._config.limits.stall_seconds,
         )
@@ -226,7 +228,7 @@ class Daemon:
             handler,
             limits=limits,
             initial=initial,
-            closing=self._stop,
+            connections=self._connections,
             render=render,
             on_bug=self._bug,
         )

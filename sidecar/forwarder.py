@@ -60,8 +60,20 @@ class Result:
         return made
 
 
+class CallerGone(Exception):
+    """The caller takes no more: raised by `Deliver`."""
+
+    def __init__(self, reason: str = "cancelled") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        """Label `reason` of stream_ends_total: ``cancelled`` or ``stalled``."""
+
+
 Deliver: TypeAlias = "Callable[[Result], Awaitable[None]]"
-"""Takes one stream event (a `Result` with its payload) and returns when it is written."""
+"""Takes one stream event (a `Result` with its payload) and returns when it is written.
+
+Raises CallerGone.
+"""
 
 
 def _always() -> bool:
@@ -150,10 +162,10 @@ class _Passage:
             assert scope.cancelled_caught
             return self.finish(self._caller_ended("the caller's deadline passed"))
         except trio.Cancelled:
-            self._caller_ended("")
-            self._count("cancelled")
-            if self._state is not None:
-                self._telemetry.stream_end(self.agent.name, "cancelled")
+            self._count_gone("cancelled")
+            raise
+        except CallerGone as gone:
+            self._count_gone(gone.reason)
             raise
         except Exception as error:
             self._telemetry.internal_error("forwarder")
@@ -461,6 +473,12 @@ class _Passage:
         if result.outcome == "cancelled":
             return "cancelled"
         return "broken" if result.outcome == "ambiguous" else "error"
+
+    def _count_gone(self, reason: str) -> None:
+        self._caller_ended("the caller left")
+        self._count("cancelled")
+        if self._state is not None:
+            self._telemetry.stream_end(self.agent.name, reason)
 
     def _count(self, outcome: str) -> None:
         call, agent = self.call, self.agent

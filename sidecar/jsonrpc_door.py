@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import trio
@@ -11,7 +12,8 @@ from sidecar.core.http_common import JSON_TYPE, SSE_TYPE
 from sidecar.core.spec import Binding
 from sidecar.core.sse import SSE_COMMENT, sse_event
 from sidecar.core.types import Call
-from sidecar.wire.http1_server import BodyTooLarge
+from sidecar.forwarder import CallerGone
+from sidecar.wire.http1_server import BodyTooLarge, PeerGone, Stalled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -103,10 +105,12 @@ class JsonRpcDoor:
                 self._forwarder, agent, call
             )
             return
-        result = await self._forwarder.unary(
-            agent, call, may_go_on=lambda: not request.half_closed.is_set()
-        )
-        await _respond(request, inbound, result)
+        with trio.CancelScope() as scope:
+            request.gone.then(scope.cancel)
+            result = await self._forwarder.unary(
+                agent, call, may_go_on=lambda: not request.half_closed.is_set()
+            )
+            await _respond(request, inbound, result)
 
     async def _refuse(
         self,
@@ -172,16 +176,13 @@ class _Stream:
     async def run(self, forwarder: Forwarder, agent: Agent, call: Call) -> None:
         """Relay the stream until it ends or the client leaves."""
         async with trio.open_nursery() as nursery:
+            # A client that has sent its request and closed its side has left the stream.
+            self._request.half_closed.then(nursery.cancel_scope.cancel)
+            self._request.gone.then(nursery.cancel_scope.cancel)
             nursery.start_soon(self._keep_alive)
-            nursery.start_soon(self._watch, nursery.cancel_scope)
-            result = await forwarder.stream(agent, call, self._event)
-            await self._finish(result)
+            with contextlib.suppress(CallerGone, PeerGone):
+                await self._finish(await forwarder.stream(agent, call, self._event))
             nursery.cancel_scope.cancel()
-
-    async def _watch(self, scope: trio.CancelScope) -> None:
-        """A client that has sent its request and closed its side has left the stream."""
-        await self._request.half_closed.wait()
-        scope.cancel()
 
     async def _keep_alive(self) -> None:
         while True:
@@ -189,15 +190,23 @@ class _Stream:
             if trio.current_time() < self._last_write + self._keepalive:
                 continue
             async with self._writing:
-                await self._start([])
-                await self._send(SSE_COMMENT)
+                try:
+                    await self._start([])
+                    await self._send(SSE_COMMENT)
+                except PeerGone:
+                    return  # the next event, or `gone`, ends the stream
 
     async def _event(self, event: Result) -> None:
         assert event.payload is not None  # the forwarder delivers events only
         data = jsonrpc.encode_result(self._inbound.id, self._inbound.operation, event.payload)
         async with self._writing:
-            await self._start(_reply_headers(event, SSE_TYPE)[1:])
-            await self._send(sse_event(data))
+            try:
+                await self._start(_reply_headers(event, SSE_TYPE)[1:])
+                await self._send(sse_event(data))
+            except Stalled as stalled:
+                raise CallerGone("stalled") from stalled
+            except PeerGone as gone:
+                raise CallerGone from gone
 
     async def _finish(self, result: Result) -> None:
         """The end, with an error in the form that fits what has gone out."""

@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 MAX_CANDIDATES = 16
-MAX_ENTRIES = 256
+MAX_ENTRIES = 64
 """Entries that are looked at; a card with more is hostile, and reading it takes time."""
 MAX_TENANT_BYTES = 256
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import TypeAlias, TypeGuard, cast
 
 MAX_DEPTH = 64
 """Nested arrays and objects that a card may have, the card itself included."""
@@ -24,7 +21,7 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
-_MAX_SCHEMES = 256
+_MAX_SCHEMES = 64
 
 
 class CardError(ValueError):
@@ -50,16 +47,23 @@ def load_object(data: bytes) -> JsonObject:
     """The JSON object that `data` is, nested at most `MAX_DEPTH` deep. Raises CardError."""
     text = card_text(data)
     try:
-        value = json.loads(text, parse_int=_small_int, parse_constant=_no_constant)
+        # from a str, because bytes would have their encoding guessed
+        value = json.loads(text.decode(), parse_int=_small_int, parse_constant=_no_constant)
     except RecursionError:
         raise CardError(f"the card is nested deeper than {MAX_DEPTH} levels") from None
     except ValueError:
         raise CardError(_not_json(text)) from None
     if not is_object(value):
         raise CardError("the card is not a JSON object")
+    # The containers of one level of nesting after another; a hostile card has many.
     level: list[object] = [value]
     for _ in range(MAX_DEPTH):
-        level = [child for parent in level for child in _children(parent)]
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if is_object(parent) else cast("list[object]", parent))
+            if type(child) is dict or type(child) is list
+        ]
     if level:
         raise CardError(f"the card is nested deeper than {MAX_DEPTH} levels")
     return value
@@ -79,16 +83,6 @@ def _not_json(text: bytes) -> str:
     if not start:
         return "the card is empty"
     return "the card is not JSON" + (" (it looks like a web page)" if start == b"<" else "")
-
-
-def _children(value: object) -> Iterable[object]:
-    """The containers directly inside `value`."""
-    inside: Iterable[object] = ()
-    if isinstance(value, dict):
-        inside = value.values()
-    elif isinstance(value, list):
-        inside = value
-    return [each for each in inside if isinstance(each, (dict, list))]
 
 
 def is_object(value: object) -> TypeGuard[JsonObject]:

@@ -37,6 +37,7 @@ _TIMESTAMP = re.compile(
     r"(?:\.(\d{1,9}))?(Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)",
     re.ASCII,
 )
+_DECIMAL = re.compile(r"-?\d{1,40}", re.ASCII)
 _NUMERIC = re.compile(r"-?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _VALUE = "google.protobuf.Value"
 _FROM_URL_SAFE = bytes.maketrans(b"-_", b"+/")
@@ -277,15 +278,15 @@ def _integer(value: Json) -> int | None:
 
 
 def _enum_reader(enum: EnumDescriptor) -> Callable[[Json], int]:
-    """Build the reader of an enum: its names, and any number, known or not."""
+    """Build the reader of an enum: its names, and any number, known or not, quoted or not."""
     numbers = {value.name: value.number for value in enum.values}
 
     def read_enum(value: Json) -> int:
         if type(value) is str and value in numbers:
             return numbers[value]
-        number = _integer(value)
-        if number is None and type(value) is str:
+        if type(value) is str and not _DECIMAL.fullmatch(value):
             raise NotRepresentable(f"is not a name of {enum.name}")
+        number = _integer(value)
         if number is None or number not in _INT32:
             raise InvalidMessage(f"must be a name or a number of {enum.name}")
         return number

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import httptools
 
-from sidecar.core.types import ReplyHead
+from sidecar.core.types import ReplyHead, header
 
 if TYPE_CHECKING:
     from sidecar.core.types import Headers, Request
@@ -37,6 +37,9 @@ _SENDS_A_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+").fullmatch
 _VISIBLE: Final = re.compile(r"[!-~]+").fullmatch
+
+
+Parser: TypeAlias = httptools.HttpRequestParser | httptools.HttpResponseParser
 
 
 class Malformed(Exception):
@@ -85,24 +88,38 @@ def encode_request(request: Request, authority: str) -> bytes:
 class Incoming:
     """One message as llhttp reports it: the head, then, if it is chunked, the body.
 
-    A parser made with this object is fed the whole head in one piece, and then set as `parser` if
-    the body is chunked. (Not before: the two refer to each other, which only the garbage collector
-    could undo.)
+    `read_head` comes first; `feed_chunked` needs the same parser in `parser`.
     """
 
-    __slots__ = ("_dry", "_pieces", "_tail", "ended", "headers", "parser", "trailers")
+    __slots__ = (
+        "_dry",
+        "_pieces",
+        "_tail",
+        "ended",
+        "headers",
+        "keep_alive",
+        "parser",
+        "target",
+        "trailers",
+    )
 
     def __init__(self) -> None:
-        self.parser: httptools.HttpRequestParser | httptools.HttpResponseParser | None = None
+        self.parser: Parser | None = None
+        self.target = b""
         self.headers: Headers = []
         self.trailers: Headers | None = None
         """None before the end of the head."""
+        self.keep_alive = False
         self.ended = False
         self._pieces: list[bytes] = []
         self._tail = b""
         self._dry = 0
 
     # llhttp's callbacks
+
+    def on_url(self, url: bytes) -> None:
+        """Of a request."""
+        self.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Names in lower case; llhttp leaves white space at the end of values."""
@@ -112,6 +129,9 @@ class Incoming:
     def on_headers_complete(self) -> None:
         """What follows are trailers."""
         self.trailers = []
+        if self.parser is not None:
+            # not later: llhttp forgets its flags with the end of the message
+            self.keep_alive = self.parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
         """Of chunked messages only: no other body is given to llhttp."""
@@ -120,6 +140,27 @@ class Incoming:
     def on_message_complete(self) -> None:
         """Fires for an interim reply and for a head without a body, too."""
         self.ended = True
+
+    # the message
+
+    def read_head(self, parser: Parser, head: bytes) -> None:
+        """Have `parser`, which was made with this object, take the whole head in one piece.
+
+        Raises what `feed_data` raises.
+        """
+        self.parser = parser
+        try:
+            parser.feed_data(head)
+        finally:
+            # the two refer to each other, which only the garbage collector could undo
+            self.parser = None
+
+    def is_chunked(self) -> bool:
+        """Whether the body is; raises Malformed for any other Transfer-Encoding."""
+        codings = [value.lower() for name, value in self.headers if name == "transfer-encoding"]
+        if codings and codings != ["chunked"]:
+            raise Malformed("Transfer-Encoding other than chunked")
+        return bool(codings)
 
     def feed_chunked(self, data: bytes, header_bytes: int) -> tuple[bytes, bytes]:
         """The body bytes in `data`, and what follows the message when `ended`.
@@ -159,11 +200,6 @@ class Incoming:
         if self._dry > header_bytes:
             raise Malformed("trailers or chunk extensions above header_bytes")
         return b"", rest
-
-
-def is_chunked(headers: Headers) -> bool:
-    """Whether Transfer-Encoding, which is there, is `chunked` once and nothing else."""
-    return [v.lower() for n, v in headers if n == "transfer-encoding"] == ["chunked"]
 
 
 class ReplyReader:
@@ -260,7 +296,7 @@ class ReplyReader:
         if not head.startswith(_VERSION):
             raise Malformed("not an HTTP/1.x reply")
         try:
-            parser.feed_data(head)
+            incoming.read_head(parser, head)
         except httptools.HttpParserUpgrade:
             raise Malformed("101 that nobody asked for") from None
         except httptools.HttpParserError as error:
@@ -273,7 +309,7 @@ class ReplyReader:
             if self._interim > _MOST_INTERIM:
                 raise Malformed(f"more than {_MOST_INTERIM} interim replies")
             return
-        self.keep_alive = parser.should_keep_alive()
+        self.keep_alive = incoming.keep_alive
         self.head = ReplyHead(status, incoming.headers)
         self._frame(status, incoming, parser, http10=head[7:8] == b"0")
 
@@ -286,18 +322,16 @@ class ReplyReader:
         http10: bool,
     ) -> None:
         """How long the body is (RFC 9112 6.3); llhttp has refused contradictions."""
-        headers = dict(incoming.headers)
-        chunked = "transfer-encoding" in headers
-        if chunked and not is_chunked(incoming.headers):
-            raise Malformed("Transfer-Encoding other than chunked")
+        chunked = incoming.is_chunked()
+        length = header(incoming.headers, "content-length")
         if self._method == "HEAD" or status in {204, 304}:
             self._left, self.complete = 0, True
         elif chunked:
             incoming.parser = parser
             self._incoming = incoming
             self.keep_alive = self.keep_alive and not http10
-        elif "content-length" in headers:
-            self._left = int(headers["content-length"])
+        elif length is not None:
+            self._left = int(length)
             self.complete = self._left == 0
         else:
             self.keep_alive = False

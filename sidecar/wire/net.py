@@ -311,6 +311,8 @@ class _Race:
                     nursery.start_soon(self._start, address, ended, nursery.cancel_scope)
                     with trio.CancelScope(deadline=trio.current_time() + _STAGGER_SECONDS):
                         await ended.wait()
+                    if self._winner is not None:
+                        break
         except BaseException:
             if self._winner is not None:
                 self._winner.close()

@@ -152,7 +152,7 @@ async def connect_tls(inner: RawWire, context: ssl.SSLContext, server_name: str)
     """
     try:
         wire = TlsWire(inner, context, server_name)
-    except (ValueError, OSError) as error:  # a name that cannot be one, UnicodeError included
+    except (TypeError, ValueError, OSError) as error:  # not a name: too long, empty, with a NUL
         raise WireBroken(Break.TLS, detail=f"{server_name!r} cannot be verified: {error}") from None
     await wire.handshake()
     return wire

@@ -171,7 +171,7 @@ def test_versions_that_are_not_spoken(version):
         "1.x",
         "1.0-beta",
         "1,0",
-        "١.0",
+        "\u0661.0",
         "latest",
         1.0,
         1,
@@ -324,11 +324,11 @@ def test_at_most_16_candidates():
 
 
 def test_a_huge_card_is_not_read_to_its_end():
-    card = read_entries(*[None] * 255, entry(), *[entry("http://127.0.0.1:1/")] * 5000)
+    card = read_entries(*[None] * 63, entry(), *[entry("http://127.0.0.1:1/")] * 5000)
     assert labels(card) == ["other"]
-    assert card.candidates[0].position == 255
-    assert len(card.ineligible) == 256
-    assert card.ineligible[-1].reason == "too many: of 5256 entries only 256 are looked at"
+    assert card.candidates[0].position == 63
+    assert len(card.ineligible) == 64
+    assert card.ineligible[-1].reason == "too many: of 5064 entries only 64 are looked at"
 
 
 @pytest.mark.parametrize(
@@ -733,7 +733,7 @@ def test_everything_else_may_be_odd():
     )
     assert labels(card) == ["0-jsonrpc"]
     assert card.name == ""
-    assert not (card.streaming or card.push_notifications or card.extended_card)
+    assert (card.streaming, card.push_notifications, card.extended_card) == (False,) * 3
 
 
 def test_two_oauth_flows_do_no_harm():

@@ -27,6 +27,8 @@ from sidecar.core.card_json import (
         (b'{"a":1}x', "the card is not JSON$"),
         (b"[]", "the card is not a JSON object"),
         (b"null", "the card is not a JSON object"),
+        ("{}".encode("utf-16-le"), "the card is not JSON$"),
+        (b"\xef\xbb\xbf\xef\xbb\xbf{}", "the card is not JSON$"),
         (b'"card"', "the card is not a JSON object"),
         (b'{"a":"\xff"}', "the card is not UTF-8 text"),
         ('{"a":1}'.encode("utf-16"), "the card is not UTF-8 text"),
@@ -39,7 +41,7 @@ def test_what_is_no_card(data, reason):
         load_object(data)
 
 
-@pytest.mark.parametrize("open_, close", [(b"[", b"]"), (b'{"b":', b"}")])
+@pytest.mark.parametrize(("open_", "close"), [(b"[", b"]"), (b'{"b":', b"}")])
 def test_depth_counts_the_card_itself(open_, close):
     inner = b"0" if open_ != b"[" else b""
     deep = b'{"a":' + open_ * 63 + inner + close * 63 + b"}"

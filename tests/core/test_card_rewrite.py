@@ -1,5 +1,6 @@
 """Rewritten cards."""
 
+import contextlib
 import json
 
 import pytest
@@ -261,7 +262,7 @@ def test_lone_surrogates_are_not_passed_on():
     "data", [b"", b"[]", b"<html>", b'{"a":"\xff"}', b'{"a":' + b"[" * 100_000, b'{"a":NaN}']
 )
 def test_what_is_no_card(data):
-    with pytest.raises(CardError, match="^the card "):
+    with pytest.raises(CardError, match=r"^the card "):
         rewrite_card(data, SERVED)
 
 
@@ -314,7 +315,5 @@ def test_any_card_is_rewritten(card, offered):
 @given(st.binary(max_size=40))
 def test_damaged_cards_raise_nothing_but_card_error(junk):
     for data in (junk, b'{"url":' + junk + b"}", b'{"skills":[{"security":' + junk + b"}]}"):
-        try:
-            rewrite_card(data, SERVED)
-        except CardError:
-            pass
+        with contextlib.suppress(CardError):
+            json.loads(rewrite_card(data, SERVED))

@@ -5,16 +5,21 @@ from __future__ import annotations
 import base64
 import json
 import sys
+import tomllib
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 import trio
 
 from tests.harness import (
     Incomplete,
+    Peer,
     ProcessDied,
+    Sidecar,
     TlsFiles,
     card,
+    config_text,
     connect,
     free_port,
     grpc_call,
@@ -24,7 +29,9 @@ from tests.harness import (
     open_stream,
     peer,
     peer_sync,
+    requires,
     run_sdk_client,
+    sidecar,
 )
 from tests.peers.mini import (
     STATES,
@@ -41,6 +48,7 @@ from tests.peers.mini import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.interop
 
@@ -469,6 +477,32 @@ async def test_h2_agent_refuses_streams_and_leaves_connections() -> None:
         assert [request["rpc"] for request in state["requests"]] == ["SendMessage"] * 2
 
 
+async def test_h2_agent_leaves_every_connection_after_its_requests() -> None:
+    async with peer("h2_agent", "--max-requests", "100") as agent:
+        port = agent.ports["grpc"]
+        assert await trio.to_thread.run_sync(unary_calls, port, 250) == {0}
+        state = await agent.state()
+        assert (state["executions"], state["connections"], state["goaways"]) == (250, 3, 2)
+
+
+def unary_calls(port: int, count: int) -> set[int]:
+    """The status codes of calls one after the other on one channel."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary("/lf.a2a.v1.A2AService/SendMessage")
+        return {call.with_call(HELLO, timeout=5)[1].code().value[0] for _ in range(count)}
+
+
+async def test_generic_agent_leaves_connections_by_age() -> None:
+    async with peer("grpc_generic", "--grpc-option", "grpc.max_connection_age_ms=300") as agent:
+        stream = await connect(agent.ports["grpc"])
+        await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5))
+        seen = b""
+        with trio.fail_after(5):
+            while bytes([0, 7, 0, 0, 0, 0, 0]) not in seen:  # GOAWAY on stream 0
+                seen += (await stream.receive_some()) or pytest.fail(f"{seen!r}")
+        await stream.aclose()
+
+
 async def test_h2_agent_can_say_nothing_or_something_else() -> None:
     async with peer("h2_agent", "--no-settings") as agent:
         stream = await connect(agent.ports["grpc"])
@@ -514,6 +548,63 @@ async def test_a_peer_that_cannot_start_says_why() -> None:
     with pytest.raises(ProcessDied, match="unrecognized arguments: --nonsense"):
         async with peer("raw_http", "--nonsense"):
             pass
+
+
+async def test_the_sidecar_is_asked_over_the_addresses_of_its_configuration(
+    tmp_path: Path,
+) -> None:
+    async with peer("raw_http") as agent:
+        address = f"127.0.0.1:{agent.ports['http']}"
+        config = f"""
+            [[listeners]]
+            address = "{address}"
+            binding = "JSONRPC"
+            [[listeners]]
+            address = "{address}"
+            binding = "HTTP+JSON"
+            [admin]
+            address = "{address}"
+        """
+        daemon = Sidecar(agent.process, config, tmp_path)
+        assert daemon.port("HTTP+JSON") == agent.ports["http"]
+        status, headers, reply = await daemon.jsonrpc("SendMessage", message(), id="x")
+        assert (status, headers["content-type"], reply["id"]) == (200, "application/json", "x")
+        status, _, reply = await daemon.rest("GET", "/tasks/task-1")
+        assert (status, reply["id"]) == (200, "task-1")
+        async with daemon.stream("SendStreamingMessage", message()) as events:
+            assert [event.event async for event in events] == ["message"] * 3
+        text = 'a_total{x="1",y="2"} 3\na_total{x="2",y="2"} 4\n'
+        await agent.script(*[{"reply": {"headers": [], "body": text}}] * 2)
+        assert (await daemon.metrics())["a_total", frozenset({("x", "1"), ("y", "2")})] == 3
+        assert await daemon.metric("a_total", y="2") == 7
+
+
+def test_a_configuration_is_made_of_agents() -> None:
+    keys = {"card": "http://127.0.0.1:1/", "prefer": ["GRPC"], "auth": {"bearer": "env:X"}}
+    text = config_text({"one": "http://127.0.0.1:2/", "two": keys}, "[limits]\ndrain_seconds = 1")
+    parsed = tomllib.loads(text)
+    assert [entry["binding"] for entry in parsed["listeners"]] == ["JSONRPC", "HTTP+JSON", "GRPC"]
+    assert parsed["agents"] == {"one": {"card": "http://127.0.0.1:2/"}, "two": keys}
+    assert parsed["limits"] == {"drain_seconds": 1}
+
+
+async def test_a_sidecar_that_cannot_start_says_so() -> None:
+    with pytest.raises(ProcessDied, match="ended before it was up"):
+        async with sidecar("no_such_key = 1"):
+            pass
+
+
+def test_a_missing_program_skips_or_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("A2A_REQUIRE_PROGRAMS", raising=False)
+    missing: dict[str, str] = {}
+    monkeypatch.setattr("tests.support.files.MISSING_PROGRAMS", missing)
+    assert requires("sh", "dash").endswith("/sh")
+    with pytest.raises(pytest.skip.Exception, match="Debian package no-such-package"):
+        requires("no-such-program", "no-such-package")
+    monkeypatch.setenv("A2A_REQUIRE_PROGRAMS", "1")
+    with pytest.raises(pytest.fail.Exception, match="needs no-such-program"):
+        requires("no-such-program", "no-such-package")
+    assert missing == {"no-such-program": "no-such-package"}
 
 
 def test_protobuf_by_hand_agrees_with_the_known_bytes() -> None:

@@ -16,7 +16,7 @@ from grpclib.server import Server
 from tests.peers import common, mini
 
 
-class Bytes(CodecBase):  # type: ignore[misc]
+class Bytes(CodecBase):
     """Messages are bytes already."""
 
     __content_subtype__ = "proto"
@@ -28,7 +28,7 @@ class Bytes(CodecBase):  # type: ignore[misc]
         return bytes(data)
 
 
-class Details(StatusDetailsCodecBase):  # type: ignore[misc]
+class Details(StatusDetailsCodecBase):
     """Status details are a serialized google.rpc.Status already."""
 
     def encode(self, status: Status, message: str | None, details: Any) -> bytes:

@@ -1,9 +1,9 @@
 """A scripted gRPC agent on h2: the HTTP/2 faults that complete servers never show.
 
 Without a script it is a correct minimal agent. ``--max-requests N`` and ``--max-age SECONDS``
-leave each connection gracefully: GOAWAY with the last stream that is served, the streams up to
-it are finished, later ones are never looked at, then the connection ends (``--two-step``: a
-GOAWAY with the highest id comes first, as grpc servers do). ``POST /control/script`` takes a
+leave each connection gracefully: GOAWAY with the last stream that is served (before the answer to request N, as
+nginx does), the streams up to it are finished, later ones are never looked at, then the
+connection ends (``--two-step``: a GOAWAY with the highest id comes first, as grpc servers do). ``POST /control/script`` takes a
 list of entries, one for each next stream, used in order:
 
     {"at": "headers" or "request", "rpc": METHOD, "steps": [STEP, ...]}   or [STEP, ...] or STEP
@@ -90,10 +90,11 @@ class Connection:
         config = h2.config.H2Configuration(client_side=False, header_encoding="utf-8")
         self.h2 = h2.connection.H2Connection(config)
         self.calls: dict[int, Call] = {}
-        self.served = 0
+        self.accepted = 0
         self.last = 0
         self.leaving = False
         self.limit = 2**31 - 1
+        self.silent = False
         self.window = asyncio.Event()
 
     async def run(self) -> None:
@@ -125,7 +126,7 @@ class Connection:
                     call.task.cancel()
 
     def flush(self) -> None:
-        if not self.writer.is_closing():
+        if not self.silent and not self.writer.is_closing():
             self.writer.write(self.h2.data_to_send())
 
     # --- events ---
@@ -150,6 +151,8 @@ class Connection:
                 self.window.set()
             case h2.events.PingReceived():
                 self.agent.pings += 1
+            case _:
+                pass
 
     def start(self, call: Call) -> None:
         if self.leaving or call.id > self.limit:
@@ -164,6 +167,9 @@ class Connection:
         call.steps = entry["steps"]
         if entry["at"] == "headers":
             self.play(call)
+        self.accepted += 1
+        if self.accepted == self.agent.args.max_requests:
+            self.leave()
 
     def ended(self, call: Call) -> None:
         call.entry["body_size"] = len(call.body)
@@ -177,11 +183,8 @@ class Connection:
     def finished(self, call: Call) -> None:
         self.agent.seen.open_streams -= 1
         del self.calls[call.id]
-        self.served += 1
         if self.leaving and not self.calls:
-            self.writer.close()
-        elif self.agent.args.max_requests and self.served >= self.agent.args.max_requests:
-            self.leave()
+            self.end()
 
     def leave(self) -> None:
         """GOAWAY; the connection ends when its streams have."""
@@ -192,6 +195,16 @@ class Connection:
         self.goaway(self.last, 0)
         self.leaving = True
         if not self.calls:
+            self.end()
+
+    def end(self) -> None:
+        """Say no more, but read on for a while: unread bytes would turn the end into a RST."""
+        self.flush()
+        self.silent = True
+        if self.writer.can_write_eof():
+            self.writer.write_eof()
+            asyncio.get_running_loop().call_later(1, self.writer.close)
+        else:
             self.writer.close()
 
     def goaway(self, last: int, code: int) -> None:
@@ -342,7 +355,9 @@ class Agent:
             SettingCodes.MAX_FRAME_SIZE: args.max_frame_size,
             SettingCodes.MAX_HEADER_LIST_SIZE: args.max_header_list_size,
         }
-        self.settings = {code: value for code, value in wanted.items() if value is not None}
+        self.settings: dict[SettingCodes | int, int] = {
+            code: value for code, value in wanted.items() if value is not None
+        }
 
     def state(self) -> dict[str, Any]:
         more = {"goaways": self.goaways, "pings": self.pings, "resets": self.resets}

@@ -161,7 +161,8 @@ def event_pb(event: dict[str, Any]) -> bytes:
         case {"artifactUpdate": update}:
             ids = pb(1, update["taskId"]) + pb(2, update["contextId"])
             return pb(4, ids + pb(3, artifact_pb(update["artifact"])))
-    raise ValueError(event)
+        case _:
+            raise ValueError(event)
 
 
 # --- the agent --------------------------------------------------------------------------------
@@ -242,7 +243,8 @@ class MiniAgent:
                 tasks = list(self.tasks.values())
                 page = {"nextPageToken": "", "pageSize": 50, "totalSize": len(tasks)}
                 return [{"tasks": tasks, **page}], 0
-        return [], -32601
+            case _:
+                return [], -32601
 
     def grpc_call(self, method: str, request: bytes) -> GrpcAnswer:
         """One call in protobuf."""
@@ -257,7 +259,8 @@ class MiniAgent:
                     return GrpcAnswer([task_pb(task)])
                 info = ("TASK_NOT_FOUND", "a2a-protocol.org")
                 return GrpcAnswer([], 5, "Task not found", pb_status(5, "Task not found", info))
-        return GrpcAnswer([], 12, "Method not found")
+            case _:
+                return GrpcAnswer([], 12, "Method not found")
 
 
 def rpc_result(id_: Any, result: Any) -> bytes:

@@ -384,7 +384,8 @@ def operation(request: Incoming) -> str:
             return "ListTasks"
         case "GET", _ if request.path.rpartition("/")[0].endswith("/tasks"):
             return "GetTask"
-    return ""
+        case _:
+            return ""
 
 
 def send_request(request: Incoming | None) -> Any:

@@ -56,7 +56,7 @@ ERRORS = {code: error for error, code in JSON_RPC_ERROR_CODE_MAP.items()}
 State = a2a_pb2.TaskState
 
 
-class Executor(AgentExecutor):  # type: ignore[misc]
+class Executor(AgentExecutor):
     """Does what the message says, and counts how often."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class Work:
             await self.queue.enqueue_event(task)
         await self.status(State.TASK_STATE_WORKING)
 
-    async def status(self, state: int) -> None:
+    async def status(self, state: Any) -> None:
         self.executor.tasks[self.context.task_id] = State.Name(state)
         await self.updater.update_status(state)
 
@@ -141,6 +141,8 @@ class Work:
             case "echo":
                 parts = list(message.parts)
                 metadata = MessageToDict(message.metadata)
+            case _:
+                pass  # the text itself
         await self.updater.add_artifact(parts, "out", metadata=metadata, last_chunk=True)
 
 
@@ -366,12 +368,12 @@ async def main(args: Any) -> None:
     if args.card:
         card.replace(args.card)
     well_known = Route("/.well-known/agent-card.json", card.serve)
-    routes = {
+    routes: dict[str, list[Any]] = {
         "jsonrpc": [
             *create_jsonrpc_routes(handler, "/rpc"),
             *create_jsonrpc_routes(handler, "/"),
         ],
-        "rest": create_rest_routes(handler),
+        "rest": list(create_rest_routes(handler)),
     }
     running = [
         serve_http(Watch(Starlette(routes=[well_known, *routes[name]]), name, seen), sock, args)

@@ -90,7 +90,8 @@ class Run:
                 return await factory.create_from_url(url)
             case {"card": card}:
                 return factory.create(ParseDict(card, a2a_pb2.AgentCard()))
-        return factory.create(endpoint_card(job))
+            case _:
+                return factory.create(endpoint_card(job))
 
     def channel(self, url: str) -> Any:
         target = url.partition("://")[2] or url
@@ -129,8 +130,8 @@ class Run:
                 events = streaming.send_message(message, context=context)
                 await self.events(number, events, op.get("stop_after"))
             case "SubscribeToTask":
-                message = ParseDict(request, a2a_pb2.SubscribeToTaskRequest())
-                events = streaming.subscribe(message, context=context)
+                task = ParseDict(request, a2a_pb2.SubscribeToTaskRequest())
+                events = streaming.subscribe(task, context=context)
                 await self.events(number, events, op.get("stop_after"))
             case method:
                 name, kind = METHODS[method]

@@ -505,6 +505,32 @@ LISTENER = '[[listeners]]\naddress = "{}"\nbinding = "JSONRPC"\n'
         ('[agents.a]\ncard = "http://a"\n[agents.a.auth]\n', "agents.a.auth", 3, None),
         ("[publish.a]\n", "publish", 1, None),
         (
+            f"[limits]\nconnections = {10**400}\n",
+            "limits.connections",
+            2,
+            "must be at most 1000000, not 1" + "0" * 79 + "…",
+        ),
+        (
+            f"[agents.a]\ncard = 'http://a'\nconnect_timeout_seconds = {10**400}\n",
+            "agents.a.connect_timeout_seconds",
+            3,
+            "must be a number, not 1" + "0" * 79 + "…",
+        ),
+        ("[admin]\naddres = 1\n", "admin.addres", 2, "unknown key; did you mean address?"),
+        ("[log]\nlevels = 1\n", "log.levels", 2, "unknown key; did you mean level?"),
+        (
+            '[agents.a]\ncard = "http://a"\nprefer = "GRPC"\n',
+            "agents.a.prefer",
+            3,
+            'must be an array, not "GRPC"',
+        ),
+        (
+            LISTENER.format("unix:/run/a") + "agent = 1\n",
+            "listeners[0].agent",
+            4,
+            "must be a string, not 1",
+        ),
+        (
             LISTENER.format("127.0.0.1:1") + "allow_remote = true\n",
             "listeners[0].allow_remote",
             4,
@@ -582,6 +608,7 @@ def test_ports_that_the_system_chooses_do_not_collide(write):
         (b"[log]\ncalls = true\ncalls = true\n", 3, "not valid TOML: Cannot overwrite"),
         (b"[log]\n\n\xff = 1\n", 3, "not UTF-8 text"),
         (b"a = " + b"[" * 100_000, None, "not valid TOML: nested too deeply"),
+        (b"a = " + b"1" * 5_000, None, "not valid TOML: Exceeds the limit"),
     ],
 )
 def test_what_is_no_toml(problems, text, line, words):

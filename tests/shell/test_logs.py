@@ -300,7 +300,7 @@ def test_a_stuck_reader_costs_lines_and_never_the_caller(pipe, blocking):
     reader, writer = pipe
     filled = fill(writer)
     os.set_blocking(writer, blocking)
-    dropped = []
+    dropped: list[int] = []
     log = Log(clock=Clock(), fd=writer, capacity=50, on_drop=dropped.append)
     # Nobody reads yet: if this blocked it would block for ever.
     for number in range(2000):
@@ -309,7 +309,7 @@ def test_a_stuck_reader_costs_lines_and_never_the_caller(pipe, blocking):
     assert 2000 - 50 - 256 <= sum(dropped) <= 2000 - 50
 
     drain(reader, filled)
-    read = []
+    read: list[str] = []
 
     def collect():
         with open(reader, closefd=False) as file:
@@ -342,7 +342,7 @@ def test_closing_does_not_wait_for_a_stuck_reader_for_ever(pipe):
 def test_a_reader_that_went_is_counted(pipe):
     reader, writer = pipe
     os.close(reader)
-    dropped = []
+    dropped: list[int] = []
     log = Log(clock=Clock(), fd=writer, on_drop=dropped.append)
     for _ in range(10):
         log.info("x")

@@ -35,7 +35,8 @@ def toml(value: Any) -> str:
             return "[" + ", ".join(toml(item) for item in value) + "]"
         case Path():
             return json.dumps(str(value))
-    return json.dumps(value)
+        case _:
+            return json.dumps(value)
 
 
 def config_text(agents: Mapping[str, Any], extra: str = "") -> str:

@@ -94,7 +94,7 @@ class _Exchange:
         """The next event of the response."""
         while (event := self.h11.next_event()) is h11.NEED_DATA:
             try:
-                self.h11.receive_data(await self.stream.receive_some(65536))
+                self.h11.receive_data(bytes(await self.stream.receive_some(65536)))
             except h11.RemoteProtocolError as error:
                 raise Incomplete(str(error)) from error
         return event

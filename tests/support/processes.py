@@ -271,8 +271,9 @@ async def grpc_call(
     tls: TlsFiles | None = None,
 ) -> GrpcResult:
     """One call with grpcio on a connection of its own; `method` without its service."""
-    call = _grpc_call_sync, port, method, request, stream, metadata, seconds, tls
-    return await trio.to_thread.run_sync(*call)
+    return await trio.to_thread.run_sync(
+        lambda: _grpc_call_sync(port, method, request, stream, metadata, seconds, tls)
+    )
 
 
 def _grpc_call_sync(

@@ -358,16 +358,28 @@ async def test_a_refused_certificate_is_found_after_a_failed_write_on_sockets(ca
     wire.abort()
 
 
-async def test_an_alert_after_data_is_no_certificate_alert(client):
-    server = server_context(CERT, "http/1.1")
-    server.maximum_version = ssl.TLSVersion.TLSv1_2
+@pytest.mark.parametrize(
+    ("fresh", "cause"), [(True, Break.CERTIFICATE_ALERT), (False, Break.TLS)], ids=["first", "later"]
+)
+async def test_only_the_first_thing_received_can_be_a_certificate_alert(client, server, fresh, cause):
     wire, far, _ = await connected(client, server)
-    await far.write(b"data")
-    assert await wire.receive() == b"data"
-    await far.wire.send(b"\x16\x03\x03\x00\x05hello")  # not a record of this connection
+    if not fresh:
+        await far.write(b"data")
+        assert await wire.receive() == b"data"
+    alert = ssl.SSLError(ssl.SSL_ERROR_SSL, "alert")
+    alert.reason = "TLSV1_ALERT_UNKNOWN_CA"
+
+    class Alerted:
+        def pending(self) -> int:
+            return 1
+
+        def read(self, _size: int) -> bytes:
+            raise alert
+
+    wire._ssl = Alerted()  # type: ignore[assignment]
     with pytest.raises(WireBroken) as caught:
         await wire.receive()
-    assert caught.value.cause is Break.TLS
+    assert caught.value.cause is cause
 
 
 # --- handshakes ---------------------------------------------------------------------------------
