@@ -7,6 +7,7 @@ and report what they saw; a background task fetches the card, once at a time and
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,14 @@ class _Throttle:
         self.wait = min(self.wait * 2, max(_LONGEST_COOLDOWN_SECONDS, self.least))
 
 
+class _Ticket:
+    """A fetch that has not begun, and those who wait for it."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.done = trio.Event()
+
+
 class Agent:
     """The state of one configured agent. `run` must be running for it to be of use."""
 
@@ -130,7 +139,10 @@ class Agent:
         self._fetched_at = 0.0
         self._fresh_until = 0.0
         self._throttle = _Throttle(config.refresh_cooldown_seconds)
-        self._wanted = trio.Event()
+        self._wake = trio.Event()
+        self._wanted = False
+        """A refresh was asked for; it waits for the throttle."""
+        self._next_fetch = _Ticket()
         self._under_way: trio.Event | None = trio.Event()
         """Set when the fetch under way has ended; None between fetches."""
         self._contradiction_logged = ""
@@ -182,8 +194,34 @@ class Agent:
 
     def ask_refresh(self, generation: Generation | None) -> None:
         """Fetch the card soon, unless it was replaced meanwhile."""
-        if generation is self.generation:
-            self._wanted.set()
+        if generation is self.generation and not self._wanted:
+            self._wanted = True
+            self._wake.set()
+
+    async def fresh_card(self) -> bytes:
+        """The card as the agent serves it now; raises Unavailable, never gives an older one.
+
+        Requests share a fetch, but not one that began before them.
+        """
+        if not self.config.enabled:
+            raise Unavailable("AGENT_DISABLED", f"agent {self.name} is disabled")
+        ticket = self._next_fetch
+        ticket.wanted = True
+        self._wake.set()
+        await ticket.done.wait()
+        if self.fetch_error or self.generation is None:
+            raise self._unavailable()
+        return self.generation.card.data
+
+    @property
+    def card_max_age(self) -> float:
+        """Seconds for which the card is fresh, as its publisher says."""
+        return max(self._fresh_until - self._fetched_at, 0.0)
+
+    @property
+    def card_last_modified(self) -> str:
+        """The card's Last-Modified, '' without one."""
+        return self._validators.last_modified
 
     def answered(self) -> None:
         """An agent that answers ends the throttling of refreshes."""
@@ -267,7 +305,8 @@ class Agent:
 
     async def _keep_card(self) -> None:
         while True:
-            self._wanted = trio.Event()
+            self._wanted = False
+            ticket, self._next_fetch = self._next_fetch, _Ticket()
             if self._under_way is None:
                 self._under_way = trio.Event()
             began_under = self.generation
@@ -279,10 +318,20 @@ class Agent:
                 self._log.error("internal error", where="card", agent=self.name, error=repr(error))
             self._under_way.set()
             self._under_way = None
-            if self.generation is not None:
-                await self._wanted.wait()
-            # Jitter keeps many sidecars from asking one agent in step.
-            await trio.sleep(self._throttle.wait * self._rng.uniform(0.75, 1.0))
+            ticket.done.set()
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Until the next fetch: one for a client that waits for it, or one that is due."""
+        # Jitter keeps many sidecars from asking one agent in step.
+        due = trio.current_time() + self._throttle.wait * self._rng.uniform(0.75, 1.0)
+        while not self._next_fetch.wanted:
+            soon = self._wanted or self.generation is None
+            self._wake = trio.Event()
+            with trio.CancelScope(deadline=due if soon else math.inf) as scope:
+                await self._wake.wait()
+            if scope.cancelled_caught:
+                return
 
     async def _fetch(self, began_under: Generation | None) -> None:
         try:
@@ -388,7 +437,7 @@ def policy_of(
 ) -> CardPolicy:
     """What the interfaces of a card that came from there may be."""
     origin = CardOrigin(
-        scheme=fetched.source_scheme,
+        scheme=fetched.source_scheme,  # type: ignore[arg-type] # one of the three
         host=fetched.source_host,
         kind=kind_of(fetched.peer) if fetched.peer else None,
     )

@@ -71,8 +71,7 @@ class Connections:
         pool = self._pools.get(_key(interface))
         if pool is None:
             return 0
-        statistics = pool.statistics()
-        return statistics.idle + statistics.busy
+        return pool.statistics().open
 
     def _make(self, origin: Origin, http2: bool) -> Http1Pool | Http2Pool:
         assert self._nursery is not None  # an agent runs before it is called

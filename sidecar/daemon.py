@@ -13,11 +13,12 @@ from sidecar import __version__
 from sidecar.admin import Admin
 from sidecar.agent import Agent
 from sidecar.config import TcpAddress
-from sidecar.core import jsonrpc
-from sidecar.core.errors import own
-from sidecar.core.http_common import JSON_TYPE
+from sidecar.core.spec import Binding
+from sidecar.doors.cards import CardDesk, Place
+from sidecar.doors.http import House, HttpDoor
+from sidecar.doors.http_json import HttpJsonDoor
+from sidecar.doors.jsonrpc import JsonRpcDoor
 from sidecar.forwarder import Forwarder
-from sidecar.jsonrpc_door import JsonRpcDoor
 from sidecar.listener import Listener, bind, is_http2, is_tls, refuse_http2, sniff
 from sidecar.logs import Log, new_call_id
 from sidecar.telemetry import Telemetry
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     from sidecar.wire.sockets import SocketWire
 
 _LAG_INTERVAL_SECONDS = 0.5
+
+_DOORS: dict[Binding, type[HttpDoor]] = {
+    Binding.JSONRPC: JsonRpcDoor,
+    Binding.HTTP_JSON: HttpJsonDoor,
+}
 
 
 class Daemon:
@@ -163,20 +169,23 @@ class Daemon:
                 nursery.start_soon(agent.run)
 
     async def _serve(self, on_ready: Callable[[Daemon], None] | None) -> None:
-        forwarder = Forwarder(telemetry=self._telemetry, log=self._log)
+        places = [
+            Place(binding=config.binding, address=listener.address, agent=config.agent)
+            for config, listener in self._listeners
+        ]
+        house = House(
+            forwarder=Forwarder(telemetry=self._telemetry, log=self._log),
+            agents=self._agents,
+            cards=CardDesk(places),
+            limits=self._config.limits,
+            new_call_id=lambda: new_call_id(self._random),
+        )
         admin = Admin(self._telemetry, self)
         async with trio.open_nursery() as connections:
             async with trio.open_nursery() as accepting:
-                for config, listener in self._listeners:
-                    door = JsonRpcDoor(
-                        forwarder,
-                        self._agents,
-                        agent=config.agent,
-                        over_tcp=isinstance(config.address, TcpAddress),
-                        limits=self._config.limits,
-                        new_call_id=lambda: new_call_id(self._random),
-                    )
-                    serve = functools.partial(self._connection, door.serve, _render_jsonrpc)
+                for place, (_, listener) in zip(places, self._listeners, strict=True):
+                    door = _DOORS[place.binding](house, place)
+                    serve = functools.partial(self._connection, door.serve, door.render)
                     accepting.start_soon(listener.serve, connections, serve)
                 assert self._admin is not None  # bound with the listeners
                 serve = functools.partial(self._connection, admin.serve, render_json)
@@ -250,10 +259,3 @@ class Daemon:
             await trio.sleep_until(due)
             self._telemetry.loop_lag(max(trio.current_time() - due, 0.0))
             self._log.tick()
-
-
-def _render_jsonrpc(status: int, message: str) -> tuple[Headers, bytes]:
-    """The body of what HTTP itself refuses, for a JSON-RPC client."""
-    reason = "TOO_LARGE" if status in {413, 431} else "INVALID_REQUEST"
-    body = jsonrpc.encode_error(b"null", own(reason, message))
-    return [("content-type", JSON_TYPE)], body

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sidecar.core.card_json import CardError, card_text, load_object
+from sidecar.core.card_json import card_text, load_object
 from sidecar.core.spec import Binding, Version
 
 if TYPE_CHECKING:
@@ -50,11 +50,8 @@ def rewrite_card(
     `security_schemes`, in the form of 1.0, is what the local side asks for: one of them, or nothing
     when there are none. A capability whose flag is False is not offered; True leaves it as it is.
     """
-    load_object(data)
-    try:
-        card = _Object(_MEMBERS.decode(card_text(data)))
-    except (msgspec.MsgspecError, RecursionError):
-        raise CardError("the card is not JSON") from None
+    load_object(data)  # raises for what the decoders here would refuse
+    card = _Object(_MEMBERS.decode(card_text(data)))
     card.set("supportedInterfaces", [_interface(each) for each in served])
     _rewrite_legacy(card, [each for each in served if not each.tenant])
     card.remove("signatures")

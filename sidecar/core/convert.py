@@ -198,7 +198,7 @@ def _print_detail(detail: AnyMessage) -> bytes:
     if known is not None:
         try:
             printed = json_format.MessageToDict(known.FromString(detail.value))
-        except (DecodeError, json_format.Error, ValueError):
+        except (DecodeError, json_format.Error):
             printed = None
     if printed is None:
         printed = {"value": protojson.write_bytes(detail.value)}

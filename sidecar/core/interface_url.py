@@ -53,13 +53,11 @@ def read_url(url: str, binding: Binding) -> Endpoint:
     """
     _check_characters(url)
     scheme, authority, path, rest = _split(url)
-    match binding:
-        case Binding.GRPC:
-            return _grpc(scheme, authority, path, rest)
-        case Binding.JSONRPC:
-            return _http(scheme, authority, _target(path) or "/", rest)
-        case Binding.HTTP_JSON:
-            return _http(scheme, authority, _target(path).rstrip("/"), rest)
+    if binding is Binding.GRPC:
+        return _grpc(scheme, authority, path, rest)
+    path = _target(path)
+    path = path.rstrip("/") if binding is Binding.HTTP_JSON else path or "/"
+    return _http(scheme, authority, path, rest)
 
 
 def same_url(one: str, other: str) -> bool:

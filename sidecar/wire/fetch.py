@@ -1,18 +1,19 @@
 """httpx on our dialer, for cards, tokens and probes: bounded bodies, nothing from the environment.
 
 Each request has a connection of its own: these fetches are rare, and a fresh connection cannot have
-been closed by the server in the meantime.
+been closed by the server in the meantime. Replies are read whole by the transport, which inflates
+them itself: the decoders of httpx have no bound.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import re
 import zlib
 from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit, urlunsplit
 
 import httpcore
 import httpx
@@ -22,7 +23,7 @@ from sidecar import __version__
 from sidecar.wire.net import DialError, Origin, WireBroken, is_numeric
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import Iterable
     from contextlib import AbstractContextManager
 
     from sidecar.core.types import Headers
@@ -36,6 +37,8 @@ _STEP_SECONDS: Final = 10.0
 
 _GOODBYE_SECONDS: Final = 1.0
 _GZIP_OVERHEAD: Final = 65536
+"""What a compressed body may have more than its limit."""
+
 _GZIP_WINDOW: Final = 31  # zlib's number for "gzip header, largest window"
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 
@@ -101,10 +104,20 @@ def client(
     )
 
 
-class DialerTransport(httpx.AsyncBaseTransport):
-    """HTTP/1.1 by httpcore over a wire of ours; raises httpx's exceptions.
+class BodyError(httpx.DecodingError):
+    """The body is larger than the limit, or is not in an encoding that was asked for."""
 
-    The response's extension ``address`` is what `Fetched.peer` says.
+    def __init__(self, reason: str, request: httpx.Request, status: int) -> None:
+        super().__init__(reason, request=request)
+        self.status = status
+
+
+class DialerTransport(httpx.AsyncBaseTransport):
+    """HTTP/1.1 by httpcore over a wire of ours; raises httpx's exceptions and BodyError.
+
+    Responses come complete and decompressed. The request's extension ``limit`` is the most bytes
+    that a body may have then (`FETCH_BYTES` without it). The response's extension ``address`` is
+    what `Fetched.peer` says.
     """
 
     def __init__(
@@ -122,23 +135,14 @@ class DialerTransport(httpx.AsyncBaseTransport):
             raise httpx.UnsupportedProtocol(f"no http or https URL: {_plain(url)}", request=request)
         wire = await self._dial(request)
         try:
-            connection = httpcore.AsyncHTTP11Connection(
-                origin=httpcore.Origin(url.raw_scheme, url.raw_host, _port(url)),
-                stream=_Stream(wire),
-            )
-            response = await connection.handle_async_request(_translate(request))
-        except Exception as error:
-            wire.abort()
-            raise _map(error, request) from error
+            response = await _exchange(request, wire)
         except BaseException:
             wire.abort()
             raise
-        return httpx.Response(
-            response.status,
-            headers=response.headers,
-            stream=_Body(response, wire, request),
-            extensions={**response.extensions, "address": self._address(url.host, wire)},
-        )
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _GOODBYE_SECONDS):
+            await wire.aclose()
+        response.extensions["address"] = self._address(url.host, wire)
+        return response
 
     def _address(self, host: str, wire: Wire) -> str:
         if self._proxy:
@@ -195,25 +199,6 @@ class _Stream(httpcore.AsyncNetworkStream):
         return self._wire.peer if info == "server_addr" else None
 
 
-class _Body(httpx.AsyncByteStream):
-    def __init__(self, response: httpcore.Response, wire: Wire, request: httpx.Request) -> None:
-        self._response = response
-        self._wire = wire
-        self._request = request
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for chunk in self._response.aiter_stream():
-                yield chunk
-        except Exception as error:
-            raise _map(error, self._request) from error
-
-    async def aclose(self) -> None:
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + _GOODBYE_SECONDS):
-            await self._response.aclose()
-        self._wire.abort()
-
-
 _KINDS: Final[tuple[tuple[type[Exception], type[httpx.TransportError]], ...]] = (
     (httpcore.ReadTimeout, httpx.ReadTimeout),
     (httpcore.WriteTimeout, httpx.WriteTimeout),
@@ -227,11 +212,104 @@ _KINDS: Final[tuple[tuple[type[Exception], type[httpx.TransportError]], ...]] = 
 )
 
 
-def _map(error: Exception, request: httpx.Request) -> Exception:
-    for kind, ours in _KINDS:
-        if isinstance(error, kind):
-            return ours(str(error), request=request)
-    return error
+async def _exchange(request: httpx.Request, wire: Wire) -> httpx.Response:
+    url = request.url
+    connection = httpcore.AsyncHTTP11Connection(
+        origin=httpcore.Origin(url.raw_scheme, url.raw_host, _port(url)),
+        stream=_Stream(wire),
+    )
+    try:
+        response = await connection.handle_async_request(_translate(request))
+        body = await _read(response, request, wire)
+    except tuple(kind for kind, _ in _KINDS) as error:
+        ours = next(ours for kind, ours in _KINDS if isinstance(error, kind))
+        raise ours(str(error), request=request) from error
+    described = {b"content-encoding", b"content-length", b"transfer-encoding"}
+    return httpx.Response(
+        response.status,
+        headers=[
+            (name, value) for name, value in response.headers if name.lower() not in described
+        ],
+        stream=httpx.ByteStream(body),
+    )
+
+
+async def _read(response: httpcore.Response, request: httpx.Request, wire: Wire) -> bytes:
+    """The decompressed body, within the limit."""
+    limit: int = request.extensions.get("limit", FETCH_BYTES)
+    headers = httpx.Headers(response.headers)
+    refusal = ""
+    length = headers.get("content-length", "")
+    if length.isdecimal() and (len(length) > 18 or int(length) > limit):
+        refusal = _too_large(limit)
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding not in {"", "identity", "gzip", "x-gzip"}:
+        refusal = f"content-encoding {coding!r} was not asked for"
+    body = _Body(limit, gzipped=coding.endswith("gzip"))
+    try:
+        # a refused body is read on from a closed wire: the generators below run to their ends,
+        # which trio wants, and no more is received
+        if refusal:
+            wire.abort()
+        async for chunk in response.aiter_stream():
+            refusal = refusal or body.add(chunk)
+            if refusal:
+                wire.abort()
+        refusal = refusal or body.end()
+    except httpcore.NetworkError:
+        if not refusal:
+            raise
+    if refusal:
+        raise BodyError(refusal, request, response.status)
+    return body.data()
+
+
+class _Body:
+    """Collects a body, plain or gzip of one or more members, and says why it cannot go on."""
+
+    def __init__(self, limit: int, *, gzipped: bool) -> None:
+        self._limit = limit
+        self._inflate = zlib.decompressobj(_GZIP_WINDOW) if gzipped else None
+        self._chunks: list[bytes] = []
+        self._raw = 0
+        self._size = 0
+
+    def add(self, data: bytes) -> str:
+        """'' when `data` was taken, else a reason; holds at most one byte more than the limit."""
+        self._raw += len(data)
+        try:
+            while data and self._size <= self._limit:
+                data = self._add_some(data)
+        except zlib.error:
+            return "its gzip is damaged"
+        # empty members inflate to nothing for ever
+        if self._size > self._limit or self._raw > self._limit + _GZIP_OVERHEAD:
+            return _too_large(self._limit)
+        return ""
+
+    def _add_some(self, data: bytes) -> bytes:
+        rest = b""
+        if self._inflate is not None:
+            if self._inflate.eof:
+                self._inflate = zlib.decompressobj(_GZIP_WINDOW)
+            data = self._inflate.decompress(data, self._limit + 1 - self._size)
+            rest = self._inflate.unused_data
+        self._chunks.append(data)
+        self._size += len(data)
+        return rest
+
+    def end(self) -> str:
+        """'' when nothing is missing, else a reason. A body without a byte is complete."""
+        if self._raw and self._inflate is not None and not self._inflate.eof:
+            return "its gzip is cut short"
+        return ""
+
+    def data(self) -> bytes:
+        return b"".join(self._chunks)
+
+
+def _too_large(limit: int) -> str:
+    return f"the body is too large (more than {limit} bytes)"
 
 
 def _translate(request: httpx.Request) -> httpcore.Request:
@@ -282,6 +360,9 @@ async def fetch(
             return await _follow(client, httpx.URL(url), headers, limit, max_redirects)
     except trio.TooSlowError as error:
         raise FetchError(f"{_plain(url)} gave no complete answer in {timeout:g} s") from error
+    except BodyError as error:
+        sentence = f"{_plain(url)} answered {error.status}: {error}"
+        raise FetchError(sentence, status=error.status) from error
     except httpx.InvalidURL as error:
         raise FetchError(f"{_plain(url)} is not a URL: {error}") from error
     except httpx.HTTPError as error:
@@ -295,21 +376,18 @@ async def _follow(
     sent = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
     sent.append((b"accept-encoding", b"gzip, identity"))
     for _ in range(max_redirects + 1):
-        request = client.build_request("GET", url, headers=sent)
-        response = await client.send(request, stream=True)
-        try:
-            location = response.headers.get("location")
-            if response.status_code not in _REDIRECTS or location is None:
-                return Fetched(
-                    status=response.status_code,
-                    headers=_plain_headers(response.headers.raw),
-                    body=await _read(response, limit),
-                    url=str(url),
-                    peer=response.extensions["address"],
-                )
-            url = _redirect(response, url, location)
-        finally:
-            await response.aclose()
+        request = client.build_request("GET", url, headers=sent, extensions={"limit": limit})
+        response = await client.send(request)
+        location = response.headers.get("location")
+        if response.status_code not in _REDIRECTS or location is None:
+            return Fetched(
+                status=response.status_code,
+                headers=_plain_headers(response.headers.raw),
+                body=response.content,
+                url=str(url),
+                peer=response.extensions["address"],
+            )
+        url = _redirect(response, url, location)
     raise FetchError(f"{_plain(start)} redirects more than {max_redirects} times")
 
 
@@ -321,72 +399,11 @@ def _redirect(response: httpx.Response, url: httpx.URL, location: str) -> httpx.
     return target.copy_with(userinfo=b"")
 
 
-async def _read(response: httpx.Response, limit: int) -> bytes:
-    """The decompressed body. httpx's own decoders would inflate without a bound."""
-    length = response.headers.get("content-length", "")
-    if length.isdecimal() and (len(length) > 18 or int(length) > limit):
-        raise _too_large(response, limit)
-    coding = response.headers.get("content-encoding", "identity").strip().lower()
-    if coding not in {"", "identity", "gzip", "x-gzip"}:
-        raise _unreadable(response, f"content-encoding {coding!r} was not asked for")
-    gunzip = _Gunzip(limit) if coding.endswith("gzip") else None
-    chunks: list[bytes] = []
-    size = raw = 0
-    async for chunk in response.aiter_raw():
-        raw += len(chunk)
-        try:
-            data = chunk if gunzip is None else gunzip.feed(chunk)
-        except zlib.error:
-            raise _unreadable(response, "its gzip is damaged") from None
-        size += len(data)
-        if size > limit or raw > limit + _GZIP_OVERHEAD:
-            raise _too_large(response, limit)
-        chunks.append(data)
-    if gunzip is not None and not gunzip.complete:
-        raise _unreadable(response, "its gzip is cut short")
-    return b"".join(chunks)
-
-
-class _Gunzip:
-    """gzip, several members too, which gives at most one byte more than `limit` per feed."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._inflate = zlib.decompressobj(_GZIP_WINDOW)
-        self._begun = False
-
-    @property
-    def complete(self) -> bool:
-        """Nothing is missing at the end; an empty body is complete."""
-        return self._inflate.eof or not self._begun
-
-    def feed(self, data: bytes) -> bytes:
-        chunks: list[bytes] = []
-        room = self._limit + 1
-        while data and room:
-            if self._inflate.eof:
-                self._inflate = zlib.decompressobj(_GZIP_WINDOW)
-            self._begun = True
-            chunk = self._inflate.decompress(data, room)
-            chunks.append(chunk)
-            room -= len(chunk)
-            data = self._inflate.unused_data
-        return b"".join(chunks)
-
-
-def _too_large(response: httpx.Response, limit: int) -> FetchError:
-    return _unreadable(response, f"the body is too large (more than {limit} bytes)")
-
-
-def _unreadable(response: httpx.Response, reason: str) -> FetchError:
-    sentence = f"{_plain(response.request.url)} answered {response.status_code}: {reason}"
-    return FetchError(sentence, status=response.status_code)
-
-
 def _plain(url: httpx.URL | str) -> str:
-    """`url` without credentials, query and fragment, where secrets may be."""
-    parts = urlsplit(str(url))
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    """`url` without credentials, query and fragment, where secrets may be; any text goes."""
+    scheme, separator, rest = str(url).partition("://")
+    place, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    return f"{scheme}{separator}{place.rpartition('@')[2]}{slash}{path}"
 
 
 def _plain_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:

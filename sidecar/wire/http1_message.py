@@ -155,6 +155,15 @@ class Incoming:
             # the two refer to each other, which only the garbage collector could undo
             self.parser = None
 
+    def restart(self, head: bytes) -> httptools.HttpRequestParser:
+        """A parser that takes a chunked body, for a request whose own parser does not any more."""
+        target = self.target
+        parser = httptools.HttpRequestParser(self)
+        parser.feed_data(head)
+        self.target = target
+        self.ended = False
+        return parser
+
     def is_chunked(self) -> bool:
         """Whether the body is; raises Malformed for any other Transfer-Encoding."""
         codings = [value.lower() for name, value in self.headers if name == "transfer-encoding"]

@@ -36,6 +36,11 @@ class PoolStatistics:
     idle: int
     busy: int
 
+    @property
+    def open(self) -> int:
+        """Connections, whatever they do."""
+        return self.idle + self.busy
+
 
 class _Waiter:
     """A call that waits for its own dial, or for any connection that comes free before that."""

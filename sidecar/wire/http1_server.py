@@ -1,30 +1,57 @@
 """HTTP/1.1 as a server: one loop per connection, over any wire.
 
-A connection costs two tasks. The main one reads a request, runs the handler and reads the next; on
-its way there is neither a task switch nor a timer of ours. The other one, the watch, looks in a few
-times per second: it enforces the deadlines, and once a handler takes longer it reads in its place,
-so that a client that leaves is noticed.
+A connection costs two tasks. The main one reads a request, runs its handler and reads the next; on
+that way there is neither a task switch nor a timer of ours, each of which would cost as much as
+parsing the request. The other one, the watch, looks in a few times per second: it enforces the
+deadlines, and once a handler takes longer it reads, so that a client that leaves is noticed.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+import math
 from enum import Enum, auto
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-import httptools
 import trio
 
-from sidecar.wire.http1_message import HEAD_END, Incoming, Malformed, encode_head, is_chunked
+from sidecar.wire.http1_message import HEAD_END, Malformed
+from sidecar.wire.http1_request import (
+    BodyTooLarge,
+    Fact,
+    Http1Limits,
+    Http1Request,
+    PeerGone,
+    RequestRefused,
+    Stalled,
+    error_head,
+    parse_request,
+    render_json,
+)
 from sidecar.wire.net import WireBroken
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from typing import TypeAlias
 
     from sidecar.core.types import Headers
     from sidecar.wire.net import Wire
+
+    Handler: TypeAlias = Callable[[Http1Request], Awaitable[None]]
+    OnBug: TypeAlias = Callable[[str, BaseException], None]
+    Render: TypeAlias = Callable[[int, str], tuple[Headers, bytes]]
+
+__all__ = [
+    "BodyTooLarge",
+    "Connections",
+    "Fact",
+    "Http1Limits",
+    "Http1Request",
+    "PeerGone",
+    "RequestRefused",
+    "Stalled",
+    "render_json",
+    "serve_http1",
+]
 
 _TICK: Final = 0.2
 """Seconds between two looks of the watch at a connection that is in use."""
@@ -32,113 +59,12 @@ _TICK: Final = 0.2
 _LISTEN: Final = 5.0
 """The same while it reads for a handler: a thousand idle streams wake it 200 times per second."""
 
-_SLICE: Final = 65536
-"""Bytes of a large answer per send; each counts as progress of the client."""
-
 _GOODBYE_SECONDS: Final = 1.0
-_DRAIN_IDLE_SECONDS: Final = 1.0
-"""Idle connections are kept this long in a drain, for requests that are already on their way."""
+_CLOSING_SECONDS: Final = 1.0
+"""How long idle connections stay in a drain, for requests that are on their way already."""
 
 _TLS_HANDSHAKE: Final = 0x16
-
-_NO_BODY: Final = frozenset({204, 304})
-_REASONS: Final = {status.value: status.phrase for status in HTTPStatus}
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_CHUNKED_HEAD: Final = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Http1Limits:
-    """What a client may take, in bytes and seconds."""
-
-    header_bytes: int = 65536
-    """Of a request head, and of what is read ahead behind a request."""
-    head_seconds: float = 10.0
-    """From the first byte of a head to its last."""
-    body_seconds: float = 30.0
-    """Between two reads of a body."""
-    stall_seconds: float = 120.0
-    """An answer of which the client takes nothing."""
-    idle_seconds: float = 300.0
-    """Between two requests; longer than any client keeps a connection, and announced."""
-    linger_seconds: float = 1.0
-    """How long what the client still sends is read after an answer that did not want it."""
-
-
-class RequestRefused(Exception):
-    """A request that is answered with `status` and not carried out."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"{status}: {message}")
-        self.status = status
-        self.message = message
-
-
-class BodyTooLarge(RequestRefused):
-    """The body has, or will have, more than `limit` bytes."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(413, f"the body is larger than {limit} bytes")
-        self.limit = limit
-
-
-class PeerGone(Exception):
-    """The client cannot be answered any more."""
-
-
-class Stalled(PeerGone):
-    """The client took nothing for `stall_seconds` and was disconnected."""
-
-
-class Fact:
-    """Something that happens once, or never: like a trio.Event, and cheap while nobody waits."""
-
-    __slots__ = ("_callbacks", "_event", "_happened")
-
-    def __init__(self) -> None:
-        self._happened = False
-        self._event: trio.Event | None = None
-        self._callbacks: list[Callable[[], object]] | None = None
-
-    def is_set(self) -> bool:
-        """Whether it has happened."""
-        return self._happened
-
-    async def wait(self) -> None:
-        """Return when it has happened."""
-        if self._event is None:
-            self._event = trio.Event()
-            if self._happened:
-                self._event.set()
-        await self._event.wait()
-
-    def then(self, callback: Callable[[], object]) -> None:
-        """Call `callback` when it happens, at once if it has; a cancel scope's `cancel`, say."""
-        if self._happened:
-            callback()
-        elif self._callbacks is None:
-            self._callbacks = [callback]
-        else:
-            self._callbacks.append(callback)
-
-    def set(self) -> None:
-        """It has happened."""
-        if not self._happened:
-            self._happened = True
-            if self._event is not None:
-                self._event.set()
-            for callback in self._callbacks or ():
-                callback()
-            self._callbacks = None
-
-
-Render = "Callable[[int, str], tuple[Headers, bytes]]"
-
-
-def render_json(status: int, message: str) -> tuple[Headers, bytes]:
-    """The default form of the errors that are made here."""
-    body = json.dumps({"error": {"code": status, "message": message}}).encode()
-    return [("content-type", "application/json")], body
 
 
 class Connections:
@@ -146,200 +72,48 @@ class Connections:
 
     def __init__(self) -> None:
         self.closing = False
-        self._all: set[_Connection] = set()
-        self._idle: dict[_Connection, None] = {}
+        self.close_idle_at = math.inf
+        self.idle: dict[_Connection, None] = {}
         """The longest idle one first."""
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._all)
+        return self._count
 
     def begin_closing(self) -> None:
         """Drain: answers carry `Connection: close`, idle connections close after a second."""
         self.closing = True
-        for connection in self._idle:
+        self.close_idle_at = trio.current_time() + _CLOSING_SECONDS
+        for connection in self.idle:
             connection.nudge()
 
     def close_longest_idle(self) -> bool:
         """Make room for a new connection; False when every one is in use."""
-        for connection in self._idle:
-            del self._idle[connection]
+        for connection in self.idle:
+            del self.idle[connection]
             connection.wire.abort()
             return True
         return False
 
-    def add(self, connection: _Connection) -> None:
+    def add(self) -> None:
         """One more."""
-        self._all.add(connection)
+        self._count += 1
 
     def discard(self, connection: _Connection) -> None:
         """It has ended."""
-        self._all.discard(connection)
-        self._idle.pop(connection, None)
-
-    def set_idle(self, connection: _Connection, idle: bool) -> None:
-        """It waits for a request, or does not any more."""
-        if idle:
-            self._idle[connection] = None
-        else:
-            self._idle.pop(connection, None)
-
-
-class _State(Enum):
-    IDLE = auto()
-    """Between two requests, nothing received of the next."""
-    HEAD = auto()
-    BODY = auto()
-    """A handler waits for the body."""
-    UNREAD = auto()
-    """A handler runs, and the body has not been read."""
-    WORK = auto()
-    """A handler runs; what the client sends now belongs to the next request."""
-
-
-class Http1Request:
-    """A request and the ways to answer it, for the handler.
-
-    `headers` are as received, hop-by-hop ones included, names in lower case. `half_closed`: the
-    client has ended its side; it may still read. `gone`: the connection is lost. Both are noticed
-    within half a second while a handler works and the body was read, at once after `start`.
-    """
-
-    __slots__ = (
-        "_chunked_answer",
-        "_connection",
-        "_head_only",
-        "_incoming",
-        "answered",
-        "content_length",
-        "ended",
-        "gone",
-        "half_closed",
-        "headers",
-        "http10",
-        "keep_alive",
-        "left",
-        "method",
-        "target",
-        "wants_continue",
-    )
-
-    def __init__(
-        self,
-        connection: _Connection,
-        method: str,
-        target: str,
-        headers: Headers,
-        *,
-        http10: bool,
-        keep_alive: bool,
-        content_length: int | None,
-        incoming: Incoming | None,
-        wants_continue: bool,
-    ) -> None:
-        self.method = method
-        self.target = target
-        """Origin form, as sent."""
-        self.headers = headers
-        self.http10 = http10
-        self.keep_alive = keep_alive
-        """Whether another request may follow, as far as the client is concerned."""
-        self.content_length = content_length
-        """None when the body is chunked."""
-        self.half_closed = Fact()
-        self.gone = Fact()
-        self.answered = False
-        """An answer was begun."""
-        self.ended = False
-        """The answer is complete."""
-        self.left = -1 if content_length is None else content_length
-        """Bytes of the body that were not read, -1 if that is not known."""
-        self.wants_continue = wants_continue
-        self._incoming = incoming
-        self._connection = connection
-        self._chunked_answer = False
-        self._head_only = method == "HEAD"
-
-    async def body(self, limit: int) -> bytes:
-        """The whole body; to be called once.
-
-        Raises BodyTooLarge, before anything is read or asked for when the length was declared,
-        RequestRefused for chunks that are none, PeerGone. All may be left to pass through.
-        """
-        if self.left == 0:
-            return b""
-        if self.left > limit:
-            raise BodyTooLarge(limit)
-        return await self._connection.read_body(self, limit)
-
-    def feed_chunked(self, data: bytes, header_bytes: int) -> tuple[bytes, bytes]:
-        """Of a chunked body: its bytes in `data`, and what follows it."""
-        if self._incoming is None:
-            return b"", data
-        body, rest = self._incoming.feed_chunked(data, header_bytes)
-        if self._incoming.ended:
-            self.left = 0
-        return body, rest
-
-    async def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """Answer, in one send. Raises PeerGone, and ValueError for headers that are none."""
-        framing = "" if status in _NO_BODY else f"content-length: {len(body)}\r\n"
-        head = self._head(status, headers, framing)
-        if self._head_only or status in _NO_BODY:
-            body = b""
-        if len(body) <= _SLICE:
-            await self._connection.send(head + body)
-        else:
-            await self._connection.send(head + body[:_SLICE])
-            view = memoryview(body)
-            for at in range(_SLICE, len(body), _SLICE):
-                await self._connection.send(view[at : at + _SLICE])
-        self.ended = True
-
-    async def start(self, status: int, headers: Headers, first: bytes = b"") -> None:
-        """Begin an answer of unknown length, with its `first` bytes. Raises as `respond` does."""
-        self._chunked_answer = not (self.http10 or self._head_only or status in _NO_BODY)
-        if self.http10:
-            self.keep_alive = False
-        framing = "transfer-encoding: chunked\r\n" if self._chunked_answer else ""
-        head = self._head(status, headers, framing)
-        self._connection.watch_now()
-        await self._connection.send(head + self._chunk(first))
-
-    async def send(self, chunk: bytes) -> None:
-        """The next bytes of an answer that was started. Returns when the kernel has them."""
-        data = self._chunk(chunk)
-        if data:
-            await self._connection.send(data)
-
-    async def end(self) -> None:
-        """The answer that was started is complete."""
-        if self._chunked_answer:
-            await self._connection.send(b"0\r\n\r\n")
-        self.ended = True
-
-    def _chunk(self, data: bytes) -> bytes:
-        if not data or self._head_only:
-            return b""
-        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked_answer else data
-
-    def _head(self, status: int, headers: Headers, framing: str) -> bytes:
-        if self.answered:
-            raise RuntimeError("the request was answered already")
-        start = f"HTTP/1.1 {status} {_REASONS.get(status, '')}\r\n"
-        head = encode_head(start, headers, framing + self._connection.persistence(self))
-        self.answered = True
-        return head
+        self._count -= 1
+        self.idle.pop(connection, None)
 
 
 async def serve_http1(
     wire: Wire,
-    handler: Callable[[Http1Request], Awaitable[None]],
+    handler: Handler,
     *,
     limits: Http1Limits,
-    on_bug: Callable[[str, BaseException], None],
+    on_bug: OnBug,
     initial: bytes = b"",
     connections: Connections | None = None,
-    render: Callable[[int, str], tuple[Headers, bytes]] = render_json,
+    render: Render = render_json,
     half_close: Callable[[], None] | None = None,
 ) -> None:
     """Serve one connection to its end, and close it. Raises nothing but cancellation.
@@ -347,10 +121,17 @@ async def serve_http1(
     `handler` answers one request; what it raises is answered with a 500 and told to `on_bug`.
     `initial` was read from the wire already. `render` gives headers and body of an error made here
     (400, 408, 413, 431, 500, 505). `half_close` ends our side of the socket while the other one
-    can still be read, which a wire cannot.
+    can still be read, which a wire cannot do; without it a client that waits for the end of a
+    refused request sees it `linger_seconds` later.
     """
     connection = _Connection(
-        wire, handler, limits, on_bug, initial, connections or Connections(), render
+        wire,
+        handler=handler,
+        limits=limits,
+        on_bug=on_bug,
+        initial=initial,
+        connections=Connections() if connections is None else connections,
+        render=render,
     )
     try:
         await connection.run()
@@ -361,45 +142,31 @@ async def serve_http1(
         wire.abort()
 
 
+class _State(Enum):
+    IDLE = auto()
+    """Nothing of the next request is there."""
+    HEAD = auto()
+    BODY = auto()
+    """A handler waits for the body."""
+    UNREAD = auto()
+    """A handler runs, and there is a body that it has not read."""
+    WORK = auto()
+    """A handler runs; what the client sends now belongs to the next request."""
+
+
 class _Connection:
     """One client."""
-
-    __slots__ = (
-        "_ahead",
-        "_ahead_size",
-        "_attending",
-        "_broken",
-        "_connections",
-        "_cut",
-        "_dozing",
-        "_eof",
-        "_handler",
-        "_keep",
-        "_keep_alive_lines",
-        "_limits",
-        "_linger",
-        "_listening",
-        "_nudge",
-        "_on_bug",
-        "_render",
-        "_request",
-        "_sending",
-        "_serial",
-        "_stalled",
-        "_state",
-        "_urgent",
-        "wire",
-    )
 
     def __init__(
         self,
         wire: Wire,
-        handler: Callable[[Http1Request], Awaitable[None]],
+        *,
+        handler: Handler,
         limits: Http1Limits,
-        on_bug: Callable[[str, BaseException], None],
+        on_bug: OnBug,
         initial: bytes,
         connections: Connections,
-        render: Callable[[int, str], tuple[Headers, bytes]],
+        render: Render,
     ) -> None:
         self.wire = wire
         self._handler = handler
@@ -407,9 +174,6 @@ class _Connection:
         self._on_bug = on_bug
         self._connections = connections
         self._render = render
-        self._keep_alive_lines = (
-            f"connection: keep-alive\r\nkeep-alive: timeout={limits.idle_seconds:.0f}\r\n"
-        )
         self._request: Http1Request | None = None
         self._keep = True
         """Another request may follow."""
@@ -417,9 +181,9 @@ class _Connection:
         """The client may still be sending when this connection closes."""
         # input
         self._ahead: list[bytes] = [initial] if initial else []
-        self._ahead_size = len(initial)
+        """What was received and not taken."""
         self._eof = False
-        self._broken = False
+        self._lost = False
         # output
         self._cut = False
         """A send was broken off: nothing may follow it."""
@@ -427,20 +191,22 @@ class _Connection:
         # the watch
         self._state = _State.IDLE
         self._serial = 0
-        """Changes with every step; the watch sees by it that nothing has happened."""
+        """Changes with every step; by it the watch sees that nothing has happened."""
+        self._seen = -1
+        self._since = 0.0
         self._sending = False
         self._dozing = False
-        """The watch sleeps until the idle deadline."""
+        """The watch sleeps longer than a tick."""
         self._urgent = False
-        self._listening = False
-        """The watch is in `receive`."""
         self._nudge = trio.Event()
-        self._attending: trio.Event | None = None
-        """The main task waits for the watch to read."""
+        self._listening: trio.CancelScope | None = None
+        """The watch is in `receive`."""
+        self._released: trio.Event | None = None
+        """The main task waits for the watch to leave `receive`."""
 
     async def run(self) -> None:
         """Serve requests until one side has had enough."""
-        self._connections.add(self)
+        self._connections.add()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch)
@@ -451,9 +217,8 @@ class _Connection:
 
     async def close(self, half_close: Callable[[], None] | None) -> None:
         """Close so that the last answer arrives: unread input would turn it into a reset."""
-        if self._cut or self._broken:
+        if self._cut or self._lost:
             return
-        deadline = trio.current_time() + _GOODBYE_SECONDS
         if self._linger and not self._eof:
             with trio.CancelScope(deadline=trio.current_time() + self._limits.linger_seconds):
                 try:
@@ -463,6 +228,326 @@ class _Connection:
                         await trio.lowlevel.checkpoint()
                 except (WireBroken, OSError):
                     return
-            deadline = trio.current_time() + _GOODBYE_SECONDS
-        with trio.CancelScope(shield=True, deadline=deadline):
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + _GOODBYE_SECONDS):
             await self.wire.aclose()
+
+    # --- for the request ----------------------------------------------------------------------
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """See `Link.send`."""
+        if self._cut or self._lost:
+            raise self._gone("the connection is broken")
+        self._serial += 1
+        self._sending = self._cut = True
+        try:
+            await self.wire.send(data)
+        except WireBroken as error:
+            self._lose()
+            raise self._gone(str(error)) from None
+        finally:
+            self._sending = False
+        self._cut = False
+
+    async def read_body(self, request: Http1Request, limit: int) -> bytes:
+        """See `Link.read_body`."""
+        self._step(_State.BODY)
+        try:
+            if request.wants_continue and not self._ahead:
+                request.wants_continue = False
+                await self.send(_CONTINUE)
+            pieces: list[bytes] = []
+            size = 0
+            while request.left:
+                data = await self._receive()
+                if not data:
+                    self._lose()
+                    raise PeerGone("the client ended inside its request")
+                body = self._part_of_body(request, data)
+                size += len(body)
+                if size > limit:
+                    raise BodyTooLarge(limit)
+                pieces.append(body)
+                self._serial += 1
+        finally:
+            self._step(_State.UNREAD if request.left else _State.WORK)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def look(self) -> None:
+        """See `Link.look`."""
+        if self._state is _State.WORK and self._listening is None:
+            while self._may_listen() and self.wire.has_input():
+                await self._receive_ahead()
+
+    def watch_now(self) -> None:
+        """See `Link.watch_now`."""
+        self._urgent = True
+        self.nudge()
+
+    def persistence(self, request: Http1Request) -> str:
+        """See `Link.persistence`."""
+        if request.left > 0 and self._ahead and len(self._ahead[0]) >= request.left:
+            # a small body nobody wanted has come already: it need not cost the connection
+            self._part_of_body(request, self._take_ahead())
+        if request.left:
+            self._linger = True
+        if request.left or self._eof or self._connections.closing:
+            request.keep_alive = False
+        if not request.keep_alive:
+            return "connection: close\r\n"
+        seconds = int(self._limits.idle_seconds)
+        return f"connection: keep-alive\r\nkeep-alive: timeout={seconds}\r\n"
+
+    # --- requests -----------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        try:
+            while self._keep:
+                head = await self._read_head()
+                if not head:
+                    return
+                await self._handle(parse_request(self, head))
+        except RequestRefused as error:
+            await self._refuse(error)
+        except PeerGone:
+            pass
+        except Exception as error:
+            self._on_bug("http1 server", error)
+            self._cut = True
+
+    async def _read_head(self) -> bytes:
+        """A whole head; b'' when the client, or this side, ends instead."""
+        if not self._ahead:
+            self._step(_State.IDLE)
+            self._connections.idle[self] = None
+            data = await self._receive()
+            self._connections.idle.pop(self, None)
+            if self._dozing:
+                self.nudge()
+            if not data:
+                return b""
+        else:
+            data = self._take_ahead()
+        if data[0] == _TLS_HANDSHAKE:
+            self._cut = True
+            return b""
+        found = data.find(HEAD_END)
+        if found <= 0 or data[0] in b"\r\n":
+            return await self._collect_head(data)
+        if found + 4 > self._limits.header_bytes:
+            raise RequestRefused(431, "the request head is too large")
+        self._put_back(data[found + 4 :])
+        return data[: found + 4]
+
+    async def _collect_head(self, data: bytes) -> bytes:
+        """The head that begins with `data`, which is not all of it or begins with empty lines."""
+        self._step(_State.HEAD)
+        buffer = bytearray(data)
+        searched = 0
+        while True:
+            while buffer.startswith(b"\r\n"):  # RFC 9112 2.2
+                del buffer[:2]
+            found = buffer.find(HEAD_END, searched)
+            if max(found + 4, len(buffer) if found < 0 else 0) > self._limits.header_bytes:
+                raise RequestRefused(431, "the request head is too large")
+            if found >= 0:
+                self._put_back(bytes(buffer[found + 4 :]))
+                return bytes(buffer[: found + 4])
+            line = buffer.find(b"\r\n")
+            if line >= 0 and b" HTTP/" not in buffer[:line]:
+                raise RequestRefused(400, "not an HTTP/1.1 request")
+            searched = max(0, len(buffer) - 3)
+            data = await self._receive()
+            if not data:
+                return b""
+            buffer += data
+
+    async def _handle(self, request: Http1Request) -> None:
+        self._request = request
+        self._step(_State.UNREAD if request.left else _State.WORK)
+        try:
+            await self._handler(request)
+        except Exception as error:
+            await self._handler_failed(request, error)
+        else:
+            if not request.ended and not self._lost:
+                await self._handler_failed(request, RuntimeError("the handler gave no answer"))
+        self._request = None
+        self._keep = request.keep_alive and request.ended
+
+    async def _handler_failed(self, request: Http1Request, error: Exception) -> None:
+        while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if isinstance(error, PeerGone):
+            self._cut = True
+        elif request.answered:
+            self._on_bug("http1 handler", error)
+            self._cut = True  # the client must not take this for the end of the answer
+        elif isinstance(error, RequestRefused):
+            await self._refuse(error)
+        else:
+            self._on_bug("http1 handler", error)
+            await self._refuse(RequestRefused(500, "internal error"))
+
+    async def _refuse(self, error: RequestRefused) -> None:
+        headers, body = self._render(error.status, error.message)
+        try:
+            if self._request is not None:
+                await self._request.respond(error.status, headers, body)
+            else:
+                self._linger = True
+                await self.send(error_head(error.status, headers, body) + body)
+        except PeerGone:
+            self._cut = True
+
+    # --- input --------------------------------------------------------------------------------
+
+    async def _receive(self) -> bytes:
+        """The next bytes, b'' at the end; raises PeerGone. Not while a handler works."""
+        while True:
+            if self._lost:
+                raise self._gone("the connection is broken")
+            if self._ahead:
+                return self._take_ahead()
+            if self._eof:
+                return b""
+            if self._listening is None:
+                await self._receive_ahead()
+            else:
+                self._listening.cancel()
+                self._released = trio.Event()
+                await self._released.wait()
+
+    async def _receive_ahead(self) -> None:
+        """One read from the wire."""
+        try:
+            data = await self.wire.receive()
+        except WireBroken:
+            self._lose()
+            return
+        if data:
+            self._ahead.append(data)
+            return
+        self._eof = True
+        if self._request is not None:
+            self._request.half_closed.set()
+
+    def _take_ahead(self) -> bytes:
+        ahead, self._ahead = self._ahead, []
+        return ahead[0] if len(ahead) == 1 else b"".join(ahead)
+
+    def _put_back(self, data: bytes) -> None:
+        if data:
+            self._ahead.insert(0, data)
+
+    def _part_of_body(self, request: Http1Request, data: bytes) -> bytes:
+        """What of `data` belongs to the body; the rest is put back."""
+        if request.left > 0:
+            body, rest = data[: request.left], data[request.left :]
+            request.left -= len(body)
+        else:
+            try:
+                body, rest = request.incoming.feed_chunked(data, self._limits.header_bytes)
+            except Malformed as error:
+                raise RequestRefused(400, str(error)) from None
+            if request.incoming.ended:
+                request.left = 0
+        self._put_back(rest)
+        return body
+
+    def _lose(self) -> None:
+        self._lost = True
+        if self._request is not None:
+            self._request.gone.set()
+
+    def _gone(self, detail: str) -> PeerGone:
+        if self._stalled:
+            return Stalled(f"nothing was taken for {self._limits.stall_seconds:g} s")
+        return PeerGone(detail)
+
+    # --- the watch ----------------------------------------------------------------------------
+
+    def nudge(self) -> None:
+        """Have the watch look in now."""
+        self._nudge.set()
+
+    def _step(self, state: _State) -> None:
+        self._state = state
+        self._serial += 1
+
+    def _waited(self) -> float:
+        """Seconds since the watch first saw that the last step was the last."""
+        now = trio.current_time()
+        if self._serial != self._seen:
+            self._seen = self._serial
+            self._since = now
+        return now - self._since
+
+    async def _watch(self) -> None:
+        try:
+            while True:
+                delay = await self._look_in()
+                if delay <= 0:
+                    break
+                self._dozing = delay > _TICK
+                with trio.CancelScope(deadline=trio.current_time() + delay):
+                    await self._nudge.wait()
+                self._dozing = False
+                if self._nudge.is_set():
+                    self._nudge = trio.Event()
+        except Exception as error:
+            self._on_bug("http1 watch", error)
+        self.wire.abort()
+
+    async def _look_in(self) -> float:
+        """Do what is due; returns the seconds until the next look, 0 to end the connection."""
+        seen = self._seen
+        waited = self._waited()
+        limits = self._limits
+        if self._sending and waited >= limits.stall_seconds:
+            self._stalled = True
+            return 0
+        match self._state:
+            case _State.IDLE:
+                left = limits.idle_seconds - waited
+                until_closed = self._connections.close_idle_at - trio.current_time()
+                # busy connections pass through here all the time
+                return min(left, until_closed, math.inf if seen == self._seen else _TICK)
+            case _State.HEAD:
+                return await self._time_left(limits.head_seconds - waited)
+            case _State.BODY:
+                return await self._time_left(limits.body_seconds - waited)
+            case _State.WORK if seen == self._seen or self._urgent:
+                self._urgent = False
+                return await self._listen(min(_LISTEN, limits.stall_seconds / 4))
+            case _:
+                return _TICK
+
+    async def _time_left(self, left: float) -> float:
+        if left > 0:
+            return min(left, _TICK)
+        self._lose()
+        headers, body = self._render(408, "the request did not come in time")
+        with trio.CancelScope(deadline=trio.current_time() + _GOODBYE_SECONDS):
+            try:
+                await self.wire.send(error_head(408, headers, body) + body)
+                await self.wire.aclose()
+            except WireBroken:
+                pass
+        return 0
+
+    def _may_listen(self) -> bool:
+        ahead = sum(map(len, self._ahead))
+        return not self._eof and not self._lost and ahead < self._limits.header_bytes
+
+    async def _listen(self, seconds: float) -> float:
+        """Read while the handler works, at most `seconds`; returns until when to look again."""
+        if not self._may_listen():
+            return seconds
+        with trio.CancelScope(deadline=trio.current_time() + seconds) as self._listening:
+            while self._may_listen() and self._state is _State.WORK:
+                await self._receive_ahead()
+        self._listening = None
+        if self._released is not None:
+            self._released.set()
+            self._released = None
+        return _TICK

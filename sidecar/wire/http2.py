@@ -23,6 +23,7 @@ from sidecar.wire.http2_engine import (
     NO_ERROR,
     REFUSED_STREAM,
     Data,
+    Failed,
     GoAway,
     Head,
     Interim,
@@ -31,6 +32,7 @@ from sidecar.wire.http2_engine import (
     Reset,
     Trailers,
     UnsendableHeader,
+    Window,
 )
 from sidecar.wire.http2_link import Flow, Link, Lost
 
@@ -74,7 +76,16 @@ class NotBegun(Exception):
 class Http2Exchange(Flow):
     """Implements `exchange.Exchange`; made by `Http2Connection.open_stream`."""
 
-    __slots__ = ("_connection", "failure", "head", "interims", "progress", "request", "trailers")
+    __slots__ = (
+        "_connection",
+        "answered",
+        "failure",
+        "head",
+        "interims",
+        "progress",
+        "request",
+        "trailers",
+    )
 
     head: ReplyHead
 
@@ -84,6 +95,8 @@ class Http2Exchange(Flow):
         self.request = request
         self.progress = progress
         self.trailers: Headers = []
+        self.answered = False
+        """`head` is set."""
         self.interims = 0
         self.failure: ExchangeBroken | NotBegun | None = None
 
@@ -170,6 +183,11 @@ class Http2Connection(Link):
         self.leaving = True
         self._changed()
 
+    def abort(self, cause: Break, detail: str) -> None:
+        """See `Link.abort`."""
+        self.leaving = True
+        super().abort(cause, detail)
+
     def _changed(self) -> None:
         if not self.streams:
             self.idle_since = trio.current_time()
@@ -184,10 +202,13 @@ class Http2Connection(Link):
 
     @property
     def doubtful(self) -> bool:
-        """Idle for so long that `prove` should come before the next request."""
+        """Idle for so long that `prove` should come before the next request.
+
+        Reserved places do not count: those who have one are about to ask.
+        """
         if self._proof is not None:
             return True
-        idle = not self.streams and not self._proven
+        idle = not self._opens and not self._streams and not self._proven
         return idle and trio.current_time() - self.idle_since > IDLE_DOUBT_SECONDS
 
     async def prove(self) -> bool:
@@ -248,7 +269,7 @@ class Http2Connection(Link):
         self._opens.append(exchange)
         self.wake()
         try:
-            while not hasattr(exchange, "head"):
+            while not exchange.answered:
                 if exchange.failure is not None:
                     raise exchange.failure
                 await exchange.changed()
@@ -351,34 +372,10 @@ class Http2Connection(Link):
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Data(stream_id, data, end):
-                exchange = self._streams.get(stream_id)
+            case Data() | Head() | Trailers() | Reset() | Interim():
+                exchange = self._streams.get(event.stream_id)
                 if exchange is not None:
-                    exchange.put(data)
-                    if end:
-                        self._completed(exchange)
-            case Head(stream_id, headers, status, end):
-                exchange = self._streams.get(stream_id)
-                if exchange is not None:
-                    exchange.head = ReplyHead(status, headers)
-                    exchange.progress.phase = Phase.RECEIVING
-                    if end:
-                        self._completed(exchange)
-                    else:
-                        exchange.notify()
-            case Trailers(stream_id, headers):
-                exchange = self._streams.get(stream_id)
-                if exchange is not None:
-                    exchange.trailers = headers
-                    self._completed(exchange)
-            case Reset(stream_id, code, remote, detail):
-                exchange = self._streams.get(stream_id)
-                if exchange is not None:
-                    self._was_reset(exchange, code, detail, remote=remote)
-            case Interim(stream_id):
-                exchange = self._streams.get(stream_id)
-                if exchange is not None:
-                    self._count_interim(exchange)
+                    self._handle_stream(exchange, event)
             case GoAway(last_stream_id, code, detail):
                 self._goes_away(last_stream_id, code, detail)
             case PingAck(payload):
@@ -390,8 +387,36 @@ class Http2Connection(Link):
                 if first:
                     self.settled.set()
                 self._changed()
-            case _:
-                pass
+            case Failed() | Window():
+                pass  # the link's business
+
+    def _handle_stream(
+        self, exchange: Http2Exchange, event: Data | Head | Trailers | Reset | Interim
+    ) -> None:
+        match event:
+            case Data(_, data, end):
+                exchange.put(data)
+                if end:
+                    self._completed(exchange)
+            case Head(_, headers, status, end):
+                exchange.head = ReplyHead(status, headers)
+                exchange.answered = True
+                exchange.progress.phase = Phase.RECEIVING
+                if end:
+                    self._completed(exchange)
+                else:
+                    exchange.notify()
+            case Trailers(_, headers):
+                exchange.trailers = headers
+                self._completed(exchange)
+            case Reset():
+                self._was_reset(exchange, event)
+            case Interim():
+                exchange.interims += 1
+                if exchange.interims > MAX_INTERIM:
+                    self._engine.cancel(exchange.id, CANCEL)
+                    self._fail(exchange, Break.MALFORMED, detail="too many interim replies")
+                    self._changed()
 
     def _completed(self, exchange: Http2Exchange) -> None:
         exchange.ended = True
@@ -402,22 +427,15 @@ class Http2Connection(Link):
         exchange.notify()
         self._changed()
 
-    def _was_reset(self, exchange: Http2Exchange, code: int, detail: str, *, remote: bool) -> None:
-        cause = Break.RESET if remote else Break.MALFORMED
-        if remote and not hasattr(exchange, "head"):
-            if code == REFUSED_STREAM:
+    def _was_reset(self, exchange: Http2Exchange, event: Reset) -> None:
+        cause = Break.RESET if event.remote else Break.MALFORMED
+        if event.remote and not exchange.answered:
+            if event.code == REFUSED_STREAM:
                 cause = Break.REFUSED_STREAM
-            elif code == HTTP_1_1_REQUIRED:
+            elif event.code == HTTP_1_1_REQUIRED:
                 cause = Break.HTTP_1_1_REQUIRED
-        self._fail(exchange, cause, code=code, detail=detail or "RST_STREAM")
+        self._fail(exchange, cause, code=event.code, detail=event.detail or "RST_STREAM")
         self._changed()
-
-    def _count_interim(self, exchange: Http2Exchange) -> None:
-        exchange.interims += 1
-        if exchange.interims > MAX_INTERIM:
-            self._engine.cancel(exchange.id, CANCEL)
-            self._fail(exchange, Break.MALFORMED, detail="too many interim replies")
-            self._changed()
 
     def _goes_away(self, last_stream_id: int, code: int, detail: str) -> None:
         self.leaving = True

@@ -121,6 +121,8 @@ class Link:
         self._asleep: trio.Event | None = None
         self._space: trio.Event | None = None
         self._closing = False
+        self._last_words = False
+        """Nothing can be sent any more, the peer is listened to for a moment."""
         self._fault: Lost | None = None
         self._read_scope = trio.CancelScope()
         self._write_scope = trio.CancelScope()
@@ -150,7 +152,7 @@ class Link:
         """No more can be sent; for a moment the peer is still listened to."""
 
     def _ended(self, lost: Lost) -> None:
-        """The connection is over: end what is left on it."""
+        """The connection is over: end what is left on it. May come twice."""
         raise NotImplementedError
 
     # --- output -------------------------------------------------------------------------------
@@ -255,6 +257,7 @@ class Link:
                     self._unsent()
                 self._fault = self._fault or Lost(error.cause, error.detail)
                 # the peer may have said why, or even answered: listen for a moment
+                self._last_words = True
                 self._read_scope.deadline = trio.current_time() + FLUSH_SECONDS
                 self._deaf()
                 return
@@ -282,7 +285,7 @@ class Link:
             try:
                 if initial:
                     self._feed(initial)
-                while self._fault is None or self._read_scope.deadline < math.inf:
+                while self._fault is None or self._last_words:
                     data = await self._wire.receive()
                     if not data:
                         return self._fault or Lost(Break.EOF, "closed by the peer")
@@ -317,7 +320,8 @@ class Link:
 
     def _failed(self, event: Failed) -> None:
         cause = Break.NOT_HTTP2 if event.not_http2 else Break.MALFORMED
-        self._fault = Lost(cause, event.detail)
+        self.lost = self._fault = Lost(cause, event.detail)
+        self._ended(self.lost)
         if event.code == INTERNAL_ERROR:
             self.bug(RuntimeError(event.detail))
 

@@ -123,7 +123,8 @@ class Dialer:
         resolves the name, so `permit` sees the target only when it is numeric; the proxy itself is
         the operator's word and is not asked about.
         """
-        wire: SocketWire
+        if not 0 < origin.port < 65536:
+            raise DialError(Break.UNREACHABLE, f"{origin}: there is no such port")
         if proxy:
             wire = await self._tunnel(proxy, origin, permit)
         else:

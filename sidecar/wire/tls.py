@@ -338,25 +338,39 @@ class TlsWire:
         return bool(incoming.pending or incoming.eof or self._ssl.pending())
 
     def _judge(self, error: ssl.SSLError) -> WireBroken:
-        if isinstance(error, ssl.SSLEOFError) or error.reason == "UNEXPECTED_EOF_WHILE_READING":
+        if _is_eof(error):
             return WireBroken(Break.EOF, detail="the connection ended without close_notify")
-        if self._fresh and error.reason in _CERTIFICATE_ALERTS:
+        if self._fresh and _name(error) in _CERTIFICATE_ALERTS:
             return WireBroken(Break.CERTIFICATE_ALERT, detail=_reason(error))
         return WireBroken(Break.TLS, detail=_reason(error))
+
+
+def _name(error: ssl.SSLError) -> str:
+    """OpenSSL's name of the error, ``TLSV1_ALERT_NO_APPLICATION_PROTOCOL``.
+
+    Python knows the codes of some older OpenSSL. For the others `reason` is not set, and OpenSSL's
+    own words stand in the text: ``[SSL] tlsv1 alert no application protocol (_ssl.c:1006)``.
+    """
+    if error.reason:
+        return error.reason
+    words = str(error).partition("] ")[2].partition(" (")[0]
+    return words.replace(" ", "_").upper()
+
+
+def _is_eof(error: ssl.SSLError) -> bool:
+    return isinstance(error, ssl.SSLEOFError) or _name(error) == "UNEXPECTED_EOF_WHILE_READING"
 
 
 def _reason(error: ssl.SSLError) -> str:
     """``tlsv13 alert certificate required``; for a certificate also what is wrong with it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"certificate verify failed: {error.verify_message}"
-    if error.reason:
-        return error.reason.replace("_", " ").lower()
-    return str(error)
+    return _name(error).replace("_", " ").lower() or str(error)
 
 
 def _handshake_failure(error: ssl.SSLError) -> WireBroken:
-    if isinstance(error, ssl.SSLEOFError) or error.reason == "UNEXPECTED_EOF_WHILE_READING":
+    if _is_eof(error):
         return WireBroken(Break.TLS, detail="connection closed during the handshake")
-    if error.reason == "TLSV1_ALERT_NO_APPLICATION_PROTOCOL":
+    if _name(error) == "TLSV1_ALERT_NO_APPLICATION_PROTOCOL":
         return WireBroken(Break.ALPN, detail="the server refused the protocol that was offered")
     return WireBroken(Break.TLS, detail=_reason(error))

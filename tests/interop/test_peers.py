@@ -141,54 +141,56 @@ async def test_sdk_agent_serves_the_eleven_operations(sdk_agent: Peer, binding: 
     assert {request["binding"] for request in requests} == {wanted}
 
 
-async def test_sdk_agent_sends_the_next_chunk_when_allowed_and_outlives_its_client() -> None:
-    async with peer("sdk_agent", "--grpc", "off") as agent:
-        port = agent.ports["jsonrpc"]
-        async with rpc_stream(port, "SendStreamingMessage", message("stream 3")) as events:
-            task = (await events.next()).json()["result"]["task"]["id"]
-            assert "statusUpdate" in (await events.next()).json()["result"]
-            with pytest.raises(trio.TooSlowError):
-                await events.next(seconds=0.2)
-            await agent.control("next", {"n": 1})
-            update = (await events.next()).json()["result"]["artifactUpdate"]
-            assert update["artifact"]["parts"] == [{"text": "chunk 0"}]
-            assert (await agent.state())["open_streams"] == 1
-        await agent.until(lambda state: state["open_streams"] == 0, seconds=1)
-        await agent.control("next", {"n": 2})
-        done = await agent.until(lambda state: state["tasks"][task] == "TASK_STATE_COMPLETED")
-        assert done["executions"] == 1
+async def test_sdk_agent_sends_the_next_chunk_when_allowed_and_outlives_its_client(
+    sdk_agent: Peer,
+) -> None:
+    agent = sdk_agent
+    port = agent.ports["jsonrpc"]
+    before = (await agent.state())["executions"]
+    async with rpc_stream(port, "SendStreamingMessage", message("stream 3")) as events:
+        task = (await events.next()).json()["result"]["task"]["id"]
+        assert "statusUpdate" in (await events.next()).json()["result"]
+        with pytest.raises(trio.TooSlowError):
+            await events.next(seconds=0.2)
+        await agent.control("next", {"n": 1})
+        update = (await events.next()).json()["result"]["artifactUpdate"]
+        assert update["artifact"]["parts"] == [{"text": "chunk 0"}]
+        assert (await agent.state())["open_streams"] == 1
+    await agent.until(lambda state: state["open_streams"] == 0, seconds=1)
+    await agent.control("next", {"n": 2})
+    done = await agent.until(lambda state: state["tasks"][task] == "TASK_STATE_COMPLETED")
+    assert done["executions"] == before + 1
 
 
-async def test_sdk_agent_behaves_as_the_text_says() -> None:
-    async with peer("sdk_agent", "--grpc", "off") as agent:
-        port = agent.ports["jsonrpc"]
-        reply = await rpc(port, "SendMessage", message("message"))
-        assert reply["result"]["message"]["parts"] == [{"text": "a plain message"}]
-        reply = await rpc(port, "SendMessage", message("big 100000"))
-        raw = reply["result"]["task"]["artifacts"][0]["parts"][0]["raw"]
-        assert base64.b64decode(raw) == (bytes(range(256)) * 391)[:100000]
-        parts = [{"text": "count"}, {"raw": base64.b64encode(b"x" * 5000).decode()}]
-        params = message()
-        params["message"] |= {"parts": parts}
-        reply = await rpc(port, "SendMessage", params)
-        assert artifact_text(reply["result"]["task"]) == "5005"
-        params["message"] |= {
-            "parts": [{"text": "echo"}, {"data": {"a": [1, None]}, "mediaType": "x/y"}],
-            "metadata": {"k": "v"},
-        }
-        reply = await rpc(port, "SendMessage", params)
-        echoed = reply["result"]["task"]["artifacts"][0]
-        assert echoed["parts"] == params["message"]["parts"]
-        assert echoed["metadata"] == {"k": "v"}
-        for code in (-32001, -32004, -32005, -32603):
-            reply = await rpc(port, "SendMessage", message(f"fail {code}"))
-            assert reply["error"]["code"] == code
-        started = trio.current_time()
-        await rpc(port, "SendMessage", message("sleep 0.3"))
-        async with rpc_stream(port, "SendStreamingMessage", message("silent 0.3")) as events:
-            kinds = [next(iter(event.json()["result"])) async for event in events]
-        assert kinds == ["task", "statusUpdate", "statusUpdate"]
-        assert trio.current_time() - started >= 0.6
+async def test_sdk_agent_behaves_as_the_text_says(sdk_agent: Peer) -> None:
+    port = sdk_agent.ports["jsonrpc"]
+    reply = await rpc(port, "SendMessage", message("message"))
+    assert reply["result"]["message"]["parts"] == [{"text": "a plain message"}]
+    reply = await rpc(port, "SendMessage", message("big 100000"))
+    raw = reply["result"]["task"]["artifacts"][0]["parts"][0]["raw"]
+    assert base64.b64decode(raw) == (bytes(range(256)) * 391)[:100000]
+    parts = [{"text": "count"}, {"raw": base64.b64encode(b"x" * 5000).decode()}]
+    params = message()
+    params["message"] |= {"parts": parts}
+    reply = await rpc(port, "SendMessage", params)
+    assert artifact_text(reply["result"]["task"]) == "5005"
+    params["message"] |= {
+        "parts": [{"text": "echo"}, {"data": {"a": [1, None]}, "mediaType": "x/y"}],
+        "metadata": {"k": "v"},
+    }
+    reply = await rpc(port, "SendMessage", params)
+    echoed = reply["result"]["task"]["artifacts"][0]
+    assert echoed["parts"] == params["message"]["parts"]
+    assert echoed["metadata"] == {"k": "v"}
+    for code in (-32001, -32004, -32005, -32603):
+        reply = await rpc(port, "SendMessage", message(f"fail {code}"))
+        assert reply["error"]["code"] == code
+    started = trio.current_time()
+    await rpc(port, "SendMessage", message("sleep 0.3"))
+    async with rpc_stream(port, "SendStreamingMessage", message("silent 0.3")) as events:
+        kinds = [next(iter(event.json()["result"])) async for event in events]
+    assert kinds == ["task", "statusUpdate", "statusUpdate"]
+    assert trio.current_time() - started >= 0.6
 
 
 async def test_sdk_agent_serves_any_card_and_counts_fetches() -> None:
@@ -498,7 +500,7 @@ async def test_generic_agent_leaves_connections_by_age() -> None:
         await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5))
         seen = b""
         with trio.fail_after(5):
-            while bytes([0, 7, 0, 0, 0, 0, 0]) not in seen:  # GOAWAY on stream 0
+            while bytes([7, 0, 0, 0, 0, 0]) not in seen:  # GOAWAY on stream 0
                 seen += (await stream.receive_some()) or pytest.fail(f"{seen!r}")
         await stream.aclose()
 

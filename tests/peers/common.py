@@ -58,7 +58,8 @@ def server_tls(args: argparse.Namespace, *alpn: str) -> ssl.SSLContext | None:
 
 def listen(port: int) -> socket.socket:
     """A bound loopback socket; port 0 takes a free one, a given one may be in TIME_WAIT."""
-    sock = socket.socket()
+    # asyncio switches Nagle's algorithm off only where the protocol is named
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind((HOST, port))
     sock.listen(256)

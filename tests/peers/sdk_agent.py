@@ -14,6 +14,10 @@ and ``POST /control/card {"card": CARD, "status": 200, "cache_control": ".."}`` 
 
 from __future__ import annotations
 
+from tests.peers import lean  # noqa: F401 - before a2a
+
+# isort: split
+
 import asyncio
 import contextlib
 import hashlib

@@ -16,6 +16,10 @@ the result of operation 0.
 
 from __future__ import annotations
 
+from tests.peers import lean  # noqa: F401 - before a2a
+
+# isort: split
+
 import asyncio
 import json
 import sys

@@ -7,9 +7,12 @@ import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import trio
-import trustme
+
+if TYPE_CHECKING:
+    import trustme
 
 Handler = Callable[[trio.abc.Stream], Awaitable[None]]
 
@@ -48,6 +51,13 @@ def reset(stream: trio.abc.Stream) -> None:
     assert isinstance(stream, trio.SocketStream)
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     stream.socket.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for something that a peer brings about and that has no event."""
+    with trio.fail_after(5):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.001)
 
 
 def closed_port(host: str = "127.0.0.1") -> int:

@@ -12,10 +12,10 @@ import pytest
 import trio
 import trio.testing
 import trustme
+
 from sidecar.core.types import Break
 from sidecar.wire.fetch import FETCH_BYTES, Fetched, FetchError, client, fetch
 from sidecar.wire.net import Dialer, DialError, TlsIdentity
-
 from tests.wire.loopback import (
     Asked,
     HttpStub,
@@ -24,17 +24,19 @@ from tests.wire.loopback import (
     reset,
     serve,
     server_context,
+    until,
 )
 
 CA = trustme.CA()
 CERT = CA.issue_cert("agent.test", "127.0.0.1")
+PLAIN = TlsIdentity()
 
 
 async def to_loopback(_host: str) -> list[str]:
     return ["127.0.0.1"]
 
 
-def make_client(*, identity=TlsIdentity(), permit=lambda _address: "", proxy=None):
+def make_client(*, identity=PLAIN, permit=lambda _address: "", proxy=None):
     dialer = Dialer(stall_seconds=5, resolve=to_loopback)
     return client(dialer, identity=identity, permit=permit, proxy=proxy)
 
@@ -398,9 +400,7 @@ async def test_every_connection_is_closed(nursery):
     async with make_client() as made:
         for _ in range(3):
             await fetch(made, f"http://127.0.0.1:{port}/", headers=[], timeout=5)
-        with trio.fail_after(5):
-            while len(ended) < 3:
-                await trio.sleep(0.001)
+        await until(lambda: len(ended) == 3)
 
 
 async def test_the_proxy_of_the_configuration_is_used(nursery):

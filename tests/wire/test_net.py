@@ -14,11 +14,11 @@ import pytest
 import trio
 import trio.testing
 import trustme
+
 from sidecar.core.types import Break
 from sidecar.wire import net
 from sidecar.wire.net import Dialer, DialError, Origin, TlsIdentity, Wire, WireBroken, is_numeric
-
-from tests.wire.loopback import closed_port, reset, serve, server_context
+from tests.wire.loopback import closed_port, reset, serve, server_context, until
 
 CA = trustme.CA()
 CERT = CA.issue_cert("agent.test", "127.0.0.1", "::1")
@@ -361,9 +361,16 @@ async def test_a_connection_to_itself_is_refused(monkeypatch):
             self.bind(address)
             super().connect(address)
 
-    monkeypatch.setattr(net.socket, "socket", Bound)
+    monkeypatch.setattr(socket, "socket", Bound)
     error = await failure(make_dialer(), Origin("127.0.0.1", port, False))
     assert error.cause is Break.REFUSED
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, 99999])
+async def test_ports_that_do_not_exist(port):
+    assert (await failure(make_dialer(), Origin("127.0.0.1", port, False))).cause is (
+        Break.UNREACHABLE
+    )
 
 
 async def test_out_of_descriptors_is_local():
@@ -396,14 +403,12 @@ async def test_a_cancelled_dial_leaves_no_socket_behind(nursery, monkeypatch):
     async def never(_sock: object) -> None:
         await trio.sleep_forever()
 
-    monkeypatch.setattr(net.socket, "socket", Silent)
-    monkeypatch.setattr(net.trio.lowlevel, "wait_writable", never)
+    monkeypatch.setattr(socket, "socket", Silent)
+    monkeypatch.setattr(trio.lowlevel, "wait_writable", never)
     dialer = make_dialer(agent_test=["127.0.0.1", "127.0.0.2"])
     for host in ("127.0.0.1", "agent.test"):
         with trio.move_on_after(0.3) as scope:
-            await dialer.dial(
-                Origin(host, 80, False), alpn="h2", identity=PLAIN, permit=anywhere
-            )
+            await dialer.dial(Origin(host, 80, False), alpn="h2", identity=PLAIN, permit=anywhere)
         assert scope.cancelled_caught
     assert len(opened) == 3
     assert all(sock.fileno() == -1 for sock in opened)
@@ -425,9 +430,7 @@ async def test_tls_with_the_private_ca(nursery, ca_file):
 async def test_tls_to_addresses_and_absolute_names(nursery, ca_file):
     identity = TlsIdentity(ca_file=ca_file)
     port = await serve(nursery, echo, tls=server_context(CERT, "http/1.1"))
-    await check_echo(
-        await dial(make_dialer(), Origin("127.0.0.1", port, True), identity=identity)
-    )
+    await check_echo(await dial(make_dialer(), Origin("127.0.0.1", port, True), identity=identity))
     dialer = Dialer(stall_seconds=5, resolve=lambda _host: make_addresses("127.0.0.1"))
     await check_echo(await dial(dialer, Origin("agent.test.", port, True), identity=identity))
 
@@ -556,9 +559,7 @@ async def test_mutual_tls(nursery, ca_file, tmp_path, alpn):
 
 
 @pytest.mark.parametrize("alpn", ["http/1.1", "h2"])
-async def test_a_missing_client_certificate_is_refused_after_the_handshake(
-    nursery, ca_file, alpn
-):
+async def test_a_missing_client_certificate_is_refused_after_the_handshake(nursery, ca_file, alpn):
     context = server_context(CERT, alpn)
     context.verify_mode = ssl.CERT_REQUIRED
     CA.configure_trust(context)
@@ -596,10 +597,8 @@ async def test_a_look_at_an_idle_tls_connection(nursery, ca_file):
     assert await wire.receive() == b"answer"
     assert not wire.has_input()
     leave.set()
-    with trio.fail_after(5):
-        while not wire.has_input():
-            await trio.sleep(0.001)
-        assert await wire.receive() == b""
+    await until(wire.has_input)
+    assert await wire.receive() == b""
     wire.abort()
 
 
@@ -655,9 +654,9 @@ async def test_everything_goes_through_the_proxy_and_names_are_its_business(nurs
         )
         await check_echo(wire)
         login = base64.b64encode(b"us@er:p:w").decode()
+        authorization = f"Proxy-Authorization: Basic {login}\r\n"
         assert proxy.heads == [
-            "CONNECT agent.test:7101 HTTP/1.1\r\nHost: agent.test:7101\r\n"
-            f"Proxy-Authorization: Basic {login}\r\n\r\n"
+            f"CONNECT agent.test:7101 HTTP/1.1\r\nHost: agent.test:7101\r\n{authorization}\r\n"
         ]
     assert names.asked == []
 

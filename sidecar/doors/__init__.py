@@ -1,0 +1,1 @@
+"""The local side of a call, one module per binding: request → Call → forwarder → response."""

@@ -1,0 +1,240 @@
+"""What the HTTP/1.1 doors share: who may come in, which agent is meant, SSE replies."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import trio
+
+from sidecar.config import TcpAddress
+from sidecar.core import door, errors, relay
+from sidecar.core.http_common import JSON_TYPE, SSE_TYPE
+from sidecar.core.spec import GET_EXTENDED_CARD, Binding
+from sidecar.core.sse import SSE_COMMENT, sse_event
+from sidecar.core.types import Call, header
+from sidecar.forwarder import CallerGone
+from sidecar.wire.http1_server import BodyTooLarge, PeerGone, Stalled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from sidecar.agent import Agent
+    from sidecar.config import Limits
+    from sidecar.core.spec import Operation
+    from sidecar.core.types import ErrorRecord, Headers, Payload
+    from sidecar.doors.cards import CardDesk, Place
+    from sidecar.forwarder import Forwarder, Result
+    from sidecar.wire.http1_server import Http1Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class House:
+    """What every door of the daemon opens to."""
+
+    forwarder: Forwarder
+    agents: Mapping[str, Agent]
+    cards: CardDesk
+    limits: Limits
+    new_call_id: Callable[[], str]
+
+
+class HttpDoor(ABC):
+    """Serves the requests of one HTTP/1.1 listener."""
+
+    def __init__(self, house: House, place: Place) -> None:
+        self._house = house
+        self._place = place
+
+    async def serve(self, request: Http1Request) -> None:
+        """Answer one request."""
+        if isinstance(self._place.address, TcpAddress):
+            forbidden = door.admit(request.headers, hosts=frozenset())
+            if forbidden is not None:
+                await self.refuse(request, forbidden)
+                return
+        named, path = door.agent_in_path(request.target)
+        agent = door.choose_agent(named, self._place.agent, self._house.agents)
+        if not isinstance(agent, str):
+            await self.refuse(request, agent)
+            return
+        if self._house.cards.is_card_path(path):
+            await self._house.cards.serve(request, self._house.agents[agent], self._place)
+            return
+        await self.serve_call(request, path, self._house.agents[agent])
+
+    @abstractmethod
+    async def serve_call(self, request: Http1Request, path: str, agent: Agent) -> None:
+        """Answer a request to `agent`; `path` is below the agent's own prefix."""
+
+    @abstractmethod
+    async def refuse(self, request: Http1Request, record: ErrorRecord) -> None:
+        """Answer what never became a call, in the binding's own form."""
+
+    @abstractmethod
+    def render(self, status: int, message: str) -> tuple[Headers, bytes]:
+        """Headers and body of what HTTP/1.1 itself refuses."""
+
+    # --- for the doors ------------------------------------------------------------------------
+
+    async def read_body(self, request: Http1Request) -> bytes | None:
+        """The request's body; None when it was too large and has been refused."""
+        limit = self._house.limits.request_bytes
+        try:
+            return await request.body(limit)
+        except BodyTooLarge:
+            message = f"the request is above limits.request_bytes ({limit})"
+            await self.refuse(request, errors.own("TOO_LARGE", message))
+            return None
+
+    def call(
+        self, request: Http1Request, operation: Operation, payload: Payload, tenant: str
+    ) -> Call:
+        """The call that a request has become."""
+        return Call(
+            operation=operation,
+            binding=self._place.binding,
+            payload=payload,
+            tenant=tenant,
+            headers=relay.request_headers(request.headers),
+            id=self._house.new_call_id(),
+        )
+
+    async def forward(
+        self, request: Http1Request, agent: Agent, call: Call, reply: HttpReply
+    ) -> None:
+        """Carry `call` to `agent` and answer with what comes back."""
+        forwarder = self._house.forwarder
+        if call.operation.streaming:
+            stream = _SseStream(request, reply, self._house.limits.keepalive_seconds)
+            await stream.run(forwarder, agent, call)
+            return
+        with trio.CancelScope() as scope:
+            request.gone.then(scope.cancel)
+            result = await forwarder.unary(
+                agent, call, may_go_on=lambda: not request.half_closed.is_set()
+            )
+            if call.operation is GET_EXTENDED_CARD and result.payload is not None:
+                authority = header(request.headers, "host") or ""
+                result.payload = self._house.cards.rewrite_answer(
+                    result.payload, agent.name, self._place, authority
+                )
+            status, content_type, body = reply.unary(result)
+            await request.respond(status, reply_headers(result, content_type), body)
+
+
+class HttpReply(ABC):
+    """How one call is answered in an HTTP binding's form."""
+
+    @abstractmethod
+    def unary(self, result: Result) -> tuple[int, str, bytes]:
+        """Status, content type and body of a whole answer, an error included."""
+
+    @abstractmethod
+    def event(self, payload: Payload) -> bytes:
+        """The data of a stream event."""
+
+    @abstractmethod
+    def error_event(self, record: ErrorRecord) -> bytes:
+        """The data of an ``error`` event."""
+
+    @abstractmethod
+    def opens_with(self, record: ErrorRecord) -> bool:
+        """Whether an error before the first event is a whole answer rather than an event."""
+
+
+def reply_headers(result: Result, content_type: str) -> Headers:
+    """The headers of an answer, those that an error brings included."""
+    headers = [("content-type", content_type), *relay.fit(result.all_headers, Binding.HTTP_JSON)]
+    if result.error is not None:
+        present = {name for name, _ in headers}
+        headers += [pair for pair in result.error.headers if pair[0] not in present]
+    return headers
+
+
+def error_headers(record: ErrorRecord) -> Headers:
+    """The headers of an error that never became a call."""
+    made = [("content-type", JSON_TYPE), *record.headers]
+    if record.delivered:
+        made.append(("a2a-sidecar-delivered", record.delivered))
+    return made
+
+
+class _SseStream:
+    """One SSE reply: head at the first event or after `keepalive` seconds, then events.
+
+    Comments go out between events only: one lock, one writer at a time.
+    """
+
+    def __init__(self, request: Http1Request, reply: HttpReply, keepalive: float) -> None:
+        self._request = request
+        self._reply = reply
+        self._keepalive = keepalive
+        self._writing = trio.Lock()
+        self._last_write = trio.current_time()
+        self._started = False
+
+    async def run(self, forwarder: Forwarder, agent: Agent, call: Call) -> None:
+        """Relay the stream until it ends or the client leaves."""
+        async with trio.open_nursery() as nursery:
+            # A client that has sent its request and closed its side has left the stream.
+            self._request.half_closed.then(nursery.cancel_scope.cancel)
+            self._request.gone.then(nursery.cancel_scope.cancel)
+            nursery.start_soon(self._keep_alive)
+            with contextlib.suppress(CallerGone, PeerGone):
+                await self._finish(await forwarder.stream(agent, call, self._event))
+            nursery.cancel_scope.cancel()
+
+    async def _keep_alive(self) -> None:
+        while True:
+            due = self._last_write + self._keepalive
+            await trio.sleep_until(due)
+            if self._last_write + self._keepalive > due:
+                continue
+            async with self._writing:
+                try:
+                    await self._start([])
+                    await self._send(SSE_COMMENT)
+                except PeerGone:
+                    return  # the next event, or `gone`, ends the stream
+
+    async def _event(self, event: Result) -> None:
+        assert event.payload is not None  # the forwarder delivers events only
+        async with self._writing:
+            try:
+                await self._start(reply_headers(event, SSE_TYPE)[1:])
+                await self._send(sse_event(self._reply.event(event.payload)))
+            except Stalled as stalled:
+                raise CallerGone("stalled") from stalled
+            except PeerGone as gone:
+                raise CallerGone from gone
+
+    async def _finish(self, result: Result) -> None:
+        """The end, with an error in the form that fits what has gone out."""
+        async with self._writing:
+            error = result.error
+            if error is not None and not self._started and self._reply.opens_with(error):
+                status, content_type, body = self._reply.unary(result)
+                await self._request.respond(status, reply_headers(result, content_type), body)
+                return
+            await self._start(reply_headers(result, SSE_TYPE)[1:])
+            if error is not None:
+                await self._send(sse_event(self._reply.error_event(error), "error"))
+            await self._request.end()
+
+    async def _start(self, headers: Headers) -> None:
+        if self._started:
+            return
+        self._started = True
+        fixed = [
+            ("content-type", SSE_TYPE),
+            ("cache-control", "no-cache"),
+            ("x-accel-buffering", "no"),
+        ]
+        await self._request.start(200, [*fixed, *headers])
+
+    async def _send(self, data: bytes) -> None:
+        await self._request.send(data)
+        self._last_write = trio.current_time()
