@@ -9,10 +9,12 @@ import msgspec
 from sidecar.core import door
 from sidecar.core.http_common import JSON_TYPE
 from sidecar.telemetry import CONTENT_TYPE
+from sidecar.wire.http1_server import render_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sidecar.core.types import Headers
     from sidecar.telemetry import Telemetry
     from sidecar.wire.http1_server import Http1Request
 
@@ -35,6 +37,10 @@ class Admin:
     def __init__(self, telemetry: Telemetry, subject: Subject) -> None:
         self._telemetry = telemetry
         self._subject = subject
+
+    def render(self, status: int, message: str) -> tuple[Headers, bytes]:
+        """Headers and body of what HTTP/1.1 itself refuses."""
+        return render_json(status, message)
 
     async def serve(self, request: Http1Request) -> None:
         """Answer one request."""

@@ -27,7 +27,6 @@ from pydantic_core import ErrorDetails
 
 from sidecar import config_values as values
 from sidecar.config_values import (
-    SERVED_BINDINGS,
     Address,
     TcpAddress,
     UnixAddress,
@@ -40,7 +39,6 @@ from sidecar.core.spec import Binding
 from sidecar.toml_lines import KeyPath, line_of, locate
 
 __all__ = [
-    "SERVED_BINDINGS",
     "Address",
     "AdminConfig",
     "AgentConfig",
@@ -108,7 +106,7 @@ class ListenerConfig(_Table):
     """One local address and the one binding spoken on it."""
 
     address: Annotated[Address, PlainValidator(values.address), _STRING, _AS_TEXT]
-    binding: Annotated[Binding, PlainValidator(values.served_binding), _BINDING_SCHEMA, _AS_TEXT]
+    binding: Annotated[Binding, PlainValidator(values.binding), _BINDING_SCHEMA, _AS_TEXT]
     agent: str | None = None
     """Every call goes to this agent; None: the call names one."""
     mode: Annotated[

@@ -20,9 +20,6 @@ from pydantic import ValidationInfo
 
 from sidecar.core.spec import Binding
 
-SERVED_BINDINGS: frozenset[Binding] = frozenset({Binding.JSONRPC})
-"""What a listener can speak in this version."""
-
 RESERVED_NAMES: frozenset[str] = frozenset({"agents", "tasks", "card", "other", "localhost"})
 """Names that would be mistaken for a path, a host or a metric label."""
 
@@ -191,15 +188,6 @@ def binding(value: object) -> Binding:
     if text not in known:
         raise ValueError(one_of(text, known))
     return known[text]
-
-
-def served_binding(value: object) -> Binding:
-    """A binding that a listener can speak."""
-    found = binding(value)
-    if found not in SERVED_BINDINGS:
-        msg = f"{shown(str(found))} is not served yet in this version"
-        raise ValueError(msg)
-    return found
 
 
 def host(value: object) -> str:

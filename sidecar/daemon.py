@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 import signal
 from typing import TYPE_CHECKING, Any
@@ -15,31 +14,24 @@ from sidecar.agent import Agent
 from sidecar.config import TcpAddress
 from sidecar.core.spec import Binding
 from sidecar.doors.cards import CardDesk, Place
+from sidecar.doors.grpc import GrpcDoor
 from sidecar.doors.http import House, HttpDoor
 from sidecar.doors.http_json import HttpJsonDoor
 from sidecar.doors.jsonrpc import JsonRpcDoor
 from sidecar.forwarder import Forwarder
-from sidecar.listener import Listener, bind, is_http2, is_tls, refuse_http2, sniff
+from sidecar.listener import Listener, bind
 from sidecar.logs import Log, new_call_id
+from sidecar.reception import Reception
 from sidecar.telemetry import Telemetry
-from sidecar.wire.http1_server import Connections, Http1Limits, render_json, serve_http1
 from sidecar.wire.net import Dialer
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from sidecar.config import Config, ListenerConfig
-    from sidecar.core.types import Headers
-    from sidecar.wire.http1_server import Http1Request
-    from sidecar.wire.sockets import SocketWire
 
 _LAG_INTERVAL_SECONDS = 0.5
-
-_DOORS: dict[Binding, type[HttpDoor]] = {
-    Binding.JSONRPC: JsonRpcDoor,
-    Binding.HTTP_JSON: HttpJsonDoor,
-}
 
 
 class Daemon:
@@ -60,7 +52,7 @@ class Daemon:
         self._listeners: list[tuple[ListenerConfig, Listener]] = []
         self._admin: Listener | None = None
         self._agents: dict[str, Agent] = {}
-        self._connections = Connections()
+        self._receptions: list[Reception] = []
 
     # --- what the admin address shows ---------------------------------------------------------
 
@@ -184,12 +176,10 @@ class Daemon:
         async with trio.open_nursery() as connections:
             async with trio.open_nursery() as accepting:
                 for place, (_, listener) in zip(places, self._listeners, strict=True):
-                    door = _DOORS[place.binding](house, place)
-                    serve = functools.partial(self._connection, door.serve, door.render)
-                    accepting.start_soon(listener.serve, connections, serve)
+                    reception = self._reception(self._door(house, place))
+                    accepting.start_soon(listener.serve, connections, reception)
                 assert self._admin is not None  # bound with the listeners
-                serve = functools.partial(self._connection, admin.serve, render_json)
-                accepting.start_soon(self._admin.serve, connections, serve)
+                accepting.start_soon(self._admin.serve, connections, self._reception(admin))
                 self._log.info(
                     "started",
                     version=__version__,
@@ -204,47 +194,34 @@ class Daemon:
                 self._telemetry.draining()
                 self._log.info("draining", seconds=self._config.limits.drain_seconds)
                 accepting.cancel_scope.cancel()
-                self._connections.begin_closing()
+                for reception in self._receptions:
+                    reception.begin_closing()
             connections.cancel_scope.deadline = (
                 trio.current_time() + self._config.limits.drain_seconds
             )
         self._log.info("stopped")
 
-    async def _connection(
-        self,
-        handler: Callable[[Http1Request], Awaitable[None]],
-        render: Callable[[int, str], tuple[Headers, bytes]],
-        wire: SocketWire,
-        initial: bytes,
-    ) -> None:
-        with trio.CancelScope(deadline=trio.current_time() + 300):
-            initial = await sniff(wire)
-        if not initial:
-            return
-        if is_tls(initial):
-            self._log.limited("tls", "warning", "a client speaks TLS to a plaintext listener")
-            return
-        if is_http2(initial):
-            self._log.limited("http2", "warning", "a client speaks HTTP/2 to an HTTP/1.1 listener")
-            await refuse_http2(wire)
-            return
-        limits = Http1Limits(
-            header_bytes=self._config.limits.header_bytes,
-            stall_seconds=self._config.limits.stall_seconds,
-        )
-        await serve_http1(
-            wire,
-            handler,
-            limits=limits,
-            initial=initial,
-            connections=self._connections,
-            render=render,
-            on_bug=self._bug,
-        )
+    def _door(self, house: House, place: Place) -> HttpDoor:
+        match place.binding:
+            case Binding.JSONRPC:
+                return JsonRpcDoor(house, place)
+            case Binding.HTTP_JSON:
+                return HttpJsonDoor(house, place)
+            case Binding.GRPC:
+                return GrpcDoor(house, place, is_ready=lambda: not self.unready())
 
-    def _bug(self, where: str, error: BaseException) -> None:
-        self._telemetry.internal_error(where)
-        self._log.error("internal error", where=where, error=repr(error))
+    def _reception(self, door: HttpDoor | Admin) -> Reception:
+        agents = self._agents.values()
+        streams = sum(a.config.max_concurrency + a.config.max_streams for a in agents)
+        reception = Reception(
+            door,
+            limits=self._config.limits,
+            max_streams=max(streams, 1),
+            telemetry=self._telemetry,
+            log=self._log,
+        )
+        self._receptions.append(reception)
+        return reception
 
     async def _watch_signals(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

@@ -11,7 +11,7 @@ import errno
 import os
 import socket
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -19,8 +19,6 @@ from sidecar.config import TcpAddress, UnixAddress
 from sidecar.wire.sockets import SocketWire, WireBroken
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from sidecar.config import Address
     from sidecar.logs import Log
     from sidecar.telemetry import Telemetry
@@ -29,12 +27,20 @@ _BACKLOG = 1024
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _ACCEPT_PAUSE_SECONDS = 0.1
 
-# SETTINGS (empty), then GOAWAY with HTTP_1_1_REQUIRED (RFC 9113 7), for HTTP/2 on a JSON listener.
-_HTTP_1_1_REQUIRED = b"\0\0\0\4\0\0\0\0\0" + b"\0\0\x08\7\0\0\0\0\0" + b"\0\0\0\0" + b"\0\0\0\x0d"
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _TLS_HANDSHAKE = 0x16
 
-Serve = "Callable[[SocketWire, bytes], Awaitable[None]]"
+
+class Receiver(Protocol):
+    """What serves the accepted connections."""
+
+    async def serve(self, wire: SocketWire) -> None:
+        """Serve one connection to its end."""
+        ...
+
+    def make_room(self) -> bool:
+        """Close an idle connection; False when there is none."""
+        ...
 
 
 class BindError(Exception):
@@ -135,21 +141,18 @@ class Listener:
             return os.stat(self.address.path).st_ino
         return None
 
-    async def serve(
-        self,
-        connections: trio.Nursery,
-        serve: Callable[[SocketWire, bytes], Awaitable[None]],
-    ) -> None:
-        """Accept until cancelled; each connection is served by ``serve(wire, first_bytes)``.
+    async def serve(self, connections: trio.Nursery, receiver: Receiver) -> None:
+        """Accept until cancelled; `receiver` serves each connection.
 
-        Connections run in `connections`, so that they may outlive the accepting.
+        Connections run in `connections`, so that they may outlive the accepting. At the limit the
+        longest idle one makes room for a new one.
         """
         try:
             while True:
                 sock = await self._accept()
                 if sock is None:
                     continue
-                if self.open_connections >= self._most:
+                if self.open_connections >= self._most and not receiver.make_room():
                     sock.close()
                     self._telemetry.limit("connections")
                     self._log.limited(
@@ -161,7 +164,7 @@ class Listener:
                     )
                     continue
                 self.open_connections += 1
-                connections.start_soon(self._connection, sock, serve)
+                connections.start_soon(self._connection, sock, receiver)
         finally:
             self.close()
 
@@ -191,13 +194,11 @@ class Listener:
                 await trio.sleep(_ACCEPT_PAUSE_SECONDS)
             return None
 
-    async def _connection(
-        self, sock: socket.socket, serve: Callable[[SocketWire, bytes], Awaitable[None]]
-    ) -> None:
+    async def _connection(self, sock: socket.socket, receiver: Receiver) -> None:
         wire: SocketWire | None = None
         try:
             wire = SocketWire(sock, stall_seconds=self._stall_seconds, peer="local")
-            await serve(wire, b"")
+            await receiver.serve(wire)
         except (OSError, WireBroken, trio.BrokenResourceError):
             pass  # the peer is gone, which is its right
         except Exception as error:
@@ -211,11 +212,6 @@ class Listener:
                 wire.abort()
 
 
-async def sniff(wire: SocketWire) -> bytes:
-    """The first bytes of a connection, b'' when there are none."""
-    return await wire.receive()
-
-
 def is_tls(first: bytes) -> bool:
     """A TLS handshake record."""
     return first[:1] == bytes([_TLS_HANDSHAKE])
@@ -224,9 +220,3 @@ def is_tls(first: bytes) -> bool:
 def is_http2(first: bytes) -> bool:
     """The beginning of the HTTP/2 connection preface (RFC 9113 3.4)."""
     return bool(first) and _HTTP2_PREFACE.startswith(first[: len(_HTTP2_PREFACE)])
-
-
-async def refuse_http2(wire: SocketWire) -> None:
-    """Tell an HTTP/2 client that this socket speaks HTTP/1.1."""
-    await wire.send(_HTTP_1_1_REQUIRED)
-    await wire.aclose()

@@ -46,6 +46,11 @@ class CardDesk:
         """Whether a card is served at `path` (below an agent's prefix)."""
         return path in _PATHS
 
+    def others_than(self, binding: Binding) -> str:
+        """The listeners of other bindings, for errors that name the right one."""
+        others = [one for one in self._places if one.binding is not binding]
+        return ", ".join(f"{one.address} ({one.binding})" for one in others)
+
     async def serve(self, request: Http1Request, agent: Agent, place: Place) -> None:
         """Answer a GET for the card of `agent`, asked of the listener at `place`."""
         if request.method not in {"GET", "HEAD"}:

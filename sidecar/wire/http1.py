@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from typing import TYPE_CHECKING, Final
 
 import trio
 
-from sidecar.core.types import Break, Phase
+from sidecar.core.types import Break, Phase, header
 from sidecar.wire.exchange import ExchangeBroken
 from sidecar.wire.http1_message import Malformed, ReplyReader, encode_request
 from sidecar.wire.net import WireBroken
@@ -155,7 +156,8 @@ class Http1Connection:
             return
         self.reusable = self._sent and reply.keep_alive and not reply.surplus
         if self.reusable and reply.head is not None:
-            self.keep_alive_seconds = _keep_alive_seconds(reply.head.headers)
+            announced = header(reply.head.headers, "keep-alive")
+            self.keep_alive_seconds = _timeout_of(announced) if announced else None
         try:
             if not self.reusable:
                 await self.wire.aclose()
@@ -274,13 +276,11 @@ class Http1Connection:
         return self._progress.broken(Break.MALFORMED, detail=detail or "truncated")
 
 
-def _keep_alive_seconds(headers: Headers) -> float | None:
-    for name, value in headers:
-        if name == "keep-alive":
-            found = re.search(r"timeout\s*=\s*\"?([0-9]{1,9})", value, re.IGNORECASE)
-            if found is not None:
-                return float(found[1])
-    return None
+@functools.lru_cache(maxsize=64)
+def _timeout_of(keep_alive: str) -> float | None:
+    """The seconds in ``timeout=5, max=1000``."""
+    found = re.search(r"timeout\s*=\s*\"?([0-9]{1,9})", keep_alive, re.IGNORECASE)
+    return float(found[1]) if found is not None else None
 
 
 class Http1Exchange:

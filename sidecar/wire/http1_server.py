@@ -1,15 +1,11 @@
 """HTTP/1.1 as a server: one loop per connection, over any wire.
 
-A connection costs two tasks. The main one reads a request, runs its handler and reads the next; on
-that way there is neither a task switch nor a timer of ours, each of which would cost as much as
-parsing the request. The other one, the watch, looks in a few times per second: it enforces the
-deadlines, and once a handler takes longer it reads, so that a client that leaves is noticed.
+A connection costs two tasks: the main one here, which reads a request, runs its handler and reads
+the next, and the watch beside it (`http1_watch`).
 """
 
 from __future__ import annotations
 
-import math
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -27,6 +23,7 @@ from sidecar.wire.http1_request import (
     parse_request,
     render_json,
 )
+from sidecar.wire.http1_watch import Connections, State, Watch
 from sidecar.wire.net import WireBroken
 
 if TYPE_CHECKING:
@@ -53,56 +50,9 @@ __all__ = [
     "serve_http1",
 ]
 
-_TICK: Final = 0.2
-"""Seconds between two looks of the watch at a connection that is in use."""
-
-_LISTEN: Final = 5.0
-"""The same while it reads for a handler: a thousand idle streams wake it 200 times per second."""
-
 _GOODBYE_SECONDS: Final = 1.0
-_CLOSING_SECONDS: Final = 1.0
-"""How long idle connections stay in a drain, for requests that are on their way already."""
-
 _TLS_HANDSHAKE: Final = 0x16
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-class Connections:
-    """The HTTP/1.1 connections of one listener."""
-
-    def __init__(self) -> None:
-        self.closing = False
-        self.close_idle_at = math.inf
-        self.idle: dict[_Connection, None] = {}
-        """The longest idle one first."""
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def begin_closing(self) -> None:
-        """Drain: answers carry `Connection: close`, idle connections close after a second."""
-        self.closing = True
-        self.close_idle_at = trio.current_time() + _CLOSING_SECONDS
-        for connection in self.idle:
-            connection.nudge()
-
-    def close_longest_idle(self) -> bool:
-        """Make room for a new connection; False when every one is in use."""
-        for connection in self.idle:
-            del self.idle[connection]
-            connection.wire.abort()
-            return True
-        return False
-
-    def add(self) -> None:
-        """One more."""
-        self._count += 1
-
-    def discard(self, connection: _Connection) -> None:
-        """It has ended."""
-        self._count -= 1
-        self.idle.pop(connection, None)
 
 
 async def serve_http1(
@@ -142,18 +92,6 @@ async def serve_http1(
         wire.abort()
 
 
-class _State(Enum):
-    IDLE = auto()
-    """Nothing of the next request is there."""
-    HEAD = auto()
-    BODY = auto()
-    """A handler waits for the body."""
-    UNREAD = auto()
-    """A handler runs, and there is a body that it has not read."""
-    WORK = auto()
-    """A handler runs; what the client sends now belongs to the next request."""
-
-
 class _Connection:
     """One client."""
 
@@ -168,7 +106,7 @@ class _Connection:
         connections: Connections,
         render: Render,
     ) -> None:
-        self.wire = wire
+        self._wire = wire
         self._handler = handler
         self._limits = limits
         self._on_bug = on_bug
@@ -188,32 +126,19 @@ class _Connection:
         self._cut = False
         """A send was broken off: nothing may follow it."""
         self._stalled = False
-        # the watch
-        self._state = _State.IDLE
-        self._serial = 0
-        """Changes with every step; by it the watch sees that nothing has happened."""
-        self._seen = -1
-        self._since = 0.0
-        self._sending = False
-        self._dozing = False
-        """The watch sleeps longer than a tick."""
-        self._urgent = False
-        self._nudge = trio.Event()
-        self._listening: trio.CancelScope | None = None
-        """The watch is in `receive`."""
-        self._released: trio.Event | None = None
-        """The main task waits for the watch to leave `receive`."""
+        self._watch = Watch(self, limits=limits, connections=connections)
 
     async def run(self) -> None:
         """Serve requests until one side has had enough."""
-        self._connections.add()
+        self._connections.count += 1
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch)
+                nursery.start_soon(self._run_watch)
                 await self._serve()
                 nursery.cancel_scope.cancel()
         finally:
-            self._connections.discard(self)
+            self._connections.count -= 1
+            self._connections.idle.pop(self._watch, None)
 
     async def close(self, half_close: Callable[[], None] | None) -> None:
         """Close so that the last answer arrives: unread input would turn it into a reset."""
@@ -224,12 +149,12 @@ class _Connection:
                 try:
                     if half_close is not None:
                         half_close()
-                    while await self.wire.receive():
+                    while await self._wire.receive():
                         await trio.lowlevel.checkpoint()
                 except (WireBroken, OSError):
                     return
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _GOODBYE_SECONDS):
-            await self.wire.aclose()
+            await self._wire.aclose()
 
     # --- for the request ----------------------------------------------------------------------
 
@@ -237,20 +162,21 @@ class _Connection:
         """See `Link.send`."""
         if self._cut or self._lost:
             raise self._gone("the connection is broken")
-        self._serial += 1
-        self._sending = self._cut = True
+        watch = self._watch
+        watch.serial += 1
+        watch.sending = self._cut = True
         try:
-            await self.wire.send(data)
+            await self._wire.send(data)
         except WireBroken as error:
             self._lose()
             raise self._gone(str(error)) from None
         finally:
-            self._sending = False
+            watch.sending = False
         self._cut = False
 
     async def read_body(self, request: Http1Request, limit: int) -> bytes:
         """See `Link.read_body`."""
-        self._step(_State.BODY)
+        self._watch.step(State.BODY)
         try:
             if request.wants_continue and not self._ahead:
                 request.wants_continue = False
@@ -267,21 +193,20 @@ class _Connection:
                 if size > limit:
                     raise BodyTooLarge(limit)
                 pieces.append(body)
-                self._serial += 1
+                self._watch.serial += 1
         finally:
-            self._step(_State.UNREAD if request.left else _State.WORK)
+            self._watch.step(State.UNREAD if request.left else State.WORK)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def look(self) -> None:
         """See `Link.look`."""
-        if self._state is _State.WORK and self._listening is None:
-            while self._may_listen() and self.wire.has_input():
-                await self._receive_ahead()
+        if self._watch.state is State.WORK and not self._watch.listening:
+            while self.may_listen() and self._wire.has_input():
+                await self.receive_ahead()
 
     def watch_now(self) -> None:
         """See `Link.watch_now`."""
-        self._urgent = True
-        self.nudge()
+        self._watch.listen_now()
 
     def persistence(self, request: Http1Request) -> str:
         """See `Link.persistence`."""
@@ -317,12 +242,10 @@ class _Connection:
     async def _read_head(self) -> bytes:
         """A whole head; b'' when the client, or this side, ends instead."""
         if not self._ahead:
-            self._step(_State.IDLE)
-            self._connections.idle[self] = None
+            self._watch.step(State.IDLE)
+            self._connections.idle[self._watch] = None
             data = await self._receive()
-            self._connections.idle.pop(self, None)
-            if self._dozing:
-                self.nudge()
+            self._connections.idle.pop(self._watch, None)
             if not data:
                 return b""
         else:
@@ -340,7 +263,7 @@ class _Connection:
 
     async def _collect_head(self, data: bytes) -> bytes:
         """The head that begins with `data`, which is not all of it or begins with empty lines."""
-        self._step(_State.HEAD)
+        self._watch.step(State.HEAD)
         buffer = bytearray(data)
         searched = 0
         while True:
@@ -363,7 +286,9 @@ class _Connection:
 
     async def _handle(self, request: Http1Request) -> None:
         self._request = request
-        self._step(_State.UNREAD if request.left else _State.WORK)
+        if self._eof:
+            request.half_closed.set()
+        self._watch.step(State.UNREAD if request.left else State.WORK)
         try:
             await self._handler(request)
         except Exception as error:
@@ -381,7 +306,8 @@ class _Connection:
             self._cut = True
         elif request.answered:
             self._on_bug("http1 handler", error)
-            self._cut = True  # the client must not take this for the end of the answer
+            if not request.ended:
+                self._cut = True  # the client must not take this for the end of the answer
         elif isinstance(error, RequestRefused):
             await self._refuse(error)
         else:
@@ -410,26 +336,10 @@ class _Connection:
                 return self._take_ahead()
             if self._eof:
                 return b""
-            if self._listening is None:
-                await self._receive_ahead()
+            if self._watch.listening:
+                await self._watch.release()
             else:
-                self._listening.cancel()
-                self._released = trio.Event()
-                await self._released.wait()
-
-    async def _receive_ahead(self) -> None:
-        """One read from the wire."""
-        try:
-            data = await self.wire.receive()
-        except WireBroken:
-            self._lose()
-            return
-        if data:
-            self._ahead.append(data)
-            return
-        self._eof = True
-        if self._request is not None:
-            self._request.half_closed.set()
+                await self.receive_ahead()
 
     def _take_ahead(self) -> bytes:
         ahead, self._ahead = self._ahead, []
@@ -464,90 +374,50 @@ class _Connection:
             return Stalled(f"nothing was taken for {self._limits.stall_seconds:g} s")
         return PeerGone(detail)
 
-    # --- the watch ----------------------------------------------------------------------------
+    # --- for the watch ------------------------------------------------------------------------
 
-    def nudge(self) -> None:
-        """Have the watch look in now."""
-        self._nudge.set()
+    def may_listen(self) -> bool:
+        """See `Watched.may_listen`."""
+        ahead = sum(map(len, self._ahead))
+        return not self._eof and not self._lost and ahead < self._limits.header_bytes
 
-    def _step(self, state: _State) -> None:
-        self._state = state
-        self._serial += 1
-
-    def _waited(self) -> float:
-        """Seconds since the watch first saw that the last step was the last."""
-        now = trio.current_time()
-        if self._serial != self._seen:
-            self._seen = self._serial
-            self._since = now
-        return now - self._since
-
-    async def _watch(self) -> None:
+    async def receive_ahead(self) -> None:
+        """See `Watched.receive_ahead`."""
         try:
-            while True:
-                delay = await self._look_in()
-                if delay <= 0:
-                    break
-                self._dozing = delay > _TICK
-                with trio.CancelScope(deadline=trio.current_time() + delay):
-                    await self._nudge.wait()
-                self._dozing = False
-                if self._nudge.is_set():
-                    self._nudge = trio.Event()
-        except Exception as error:
-            self._on_bug("http1 watch", error)
-        self.wire.abort()
+            data = await self._wire.receive()
+        except WireBroken:
+            self._lose()
+            return
+        if data:
+            self._ahead.append(data)
+            return
+        self._eof = True
+        if self._request is not None:
+            self._request.half_closed.set()
 
-    async def _look_in(self) -> float:
-        """Do what is due; returns the seconds until the next look, 0 to end the connection."""
-        seen = self._seen
-        waited = self._waited()
-        limits = self._limits
-        if self._sending and waited >= limits.stall_seconds:
-            self._stalled = True
-            return 0
-        match self._state:
-            case _State.IDLE:
-                left = limits.idle_seconds - waited
-                until_closed = self._connections.close_idle_at - trio.current_time()
-                # busy connections pass through here all the time
-                return min(left, until_closed, math.inf if seen == self._seen else _TICK)
-            case _State.HEAD:
-                return await self._time_left(limits.head_seconds - waited)
-            case _State.BODY:
-                return await self._time_left(limits.body_seconds - waited)
-            case _State.WORK if seen == self._seen or self._urgent:
-                self._urgent = False
-                return await self._listen(min(_LISTEN, limits.stall_seconds / 4))
-            case _:
-                return _TICK
-
-    async def _time_left(self, left: float) -> float:
-        if left > 0:
-            return min(left, _TICK)
+    async def time_out(self) -> None:
+        """See `Watched.time_out`."""
+        # first of all, so that no handler begins with what might still come
         self._lose()
         headers, body = self._render(408, "the request did not come in time")
         with trio.CancelScope(deadline=trio.current_time() + _GOODBYE_SECONDS):
             try:
-                await self.wire.send(error_head(408, headers, body) + body)
-                await self.wire.aclose()
+                await self._wire.send(error_head(408, headers, body) + body)
+                await self._wire.aclose()
             except WireBroken:
                 pass
-        return 0
 
-    def _may_listen(self) -> bool:
-        ahead = sum(map(len, self._ahead))
-        return not self._eof and not self._lost and ahead < self._limits.header_bytes
+    def stalled(self) -> None:
+        """See `Watched.stalled`."""
+        self._stalled = True
 
-    async def _listen(self, seconds: float) -> float:
-        """Read while the handler works, at most `seconds`; returns until when to look again."""
-        if not self._may_listen():
-            return seconds
-        with trio.CancelScope(deadline=trio.current_time() + seconds) as self._listening:
-            while self._may_listen() and self._state is _State.WORK:
-                await self._receive_ahead()
-        self._listening = None
-        if self._released is not None:
-            self._released.set()
-            self._released = None
-        return _TICK
+    def abort(self) -> None:
+        """See `Watched.abort`."""
+        self._wire.abort()
+
+    async def _run_watch(self) -> None:
+        try:
+            await self._watch.run()
+        except Exception as error:
+            self._on_bug("http1 watch", error)
+            self.abort()

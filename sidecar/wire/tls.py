@@ -265,9 +265,10 @@ class TlsWire:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _GOODBYE_SECONDS):
             if not self._unsendable:
                 self._unsendable = True
-                with contextlib.suppress(ssl.SSLError, WireBroken):
-                    with contextlib.suppress(ssl.SSLWantReadError):
-                        self._ssl.unwrap()
+                # raises for want of the peer's goodbye, or for data that nobody has read
+                with contextlib.suppress(ssl.SSLError):
+                    self._ssl.unwrap()
+                with contextlib.suppress(WireBroken):
                     await self._flush()
             await self._inner.aclose()
         self._inner.abort()

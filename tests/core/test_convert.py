@@ -427,12 +427,12 @@ def test_details_that_cannot_be_packed_are_left_out(detail):
     assert status_from_json(5, "Task not found", [detail, good]) == TASK_NOT_FOUND
 
 
-@pytest.mark.parametrize("depth", [100, 900, *range(940, 1040)])
+@pytest.mark.parametrize("depth", [100, 400, 2000])
 def test_deep_metadata_is_text_or_left_out(depth):
     deep = b"[" * depth + b"]" * depth
     detail = b'{"@type":"type.googleapis.com/google.rpc.ErrorInfo","metadata":{"d":' + deep + b"}}"
     status = status_pb2.Status.FromString(status_from_json(5, "m", [detail]))
-    assert (len(status.details) == 1) or depth > 100
+    assert len(status.details) == (depth < 1000)
 
 
 def test_unknown_members_of_details_are_ignored():

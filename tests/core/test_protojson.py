@@ -557,7 +557,7 @@ def check_depth(place, shape, leaf):
     message, value = place(shape, leaf)
     if decodes(message):
         assert parse(message.DESCRIPTOR.name, value) == message
-        assert to_json(message) == value | to_json(type(message)())
+        assert to_json(message) == to_json(type(message)()) | value
     else:
         refusal(NotRepresentable, message.DESCRIPTOR.name, json.dumps(value))
 

@@ -296,7 +296,6 @@ def test_all_mistakes_at_once(problems, tmp_path):
                 " use 127.0.0.1, [::1] or localhost"
             ),
         ),
-        ("listeners[0].binding", 7, '"GRPC" is not served yet in this version'),
         ("listeners[0].agent", 8, 'no agent "wether" is configured; did you mean weather?'),
         ("listeners[0].mode", 9, "only a Unix socket has a mode"),
         ("listeners[1].address", 11, "[admin] has this address already"),

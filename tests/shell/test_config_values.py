@@ -181,16 +181,6 @@ def test_bindings_as_in_cards(binding):
     assert values.binding(binding.value) is binding
 
 
-def test_only_bindings_that_are_served(monkeypatch):
-    for name in ("HTTP+JSON", "GRPC"):
-        monkeypatch.setattr(values, "SERVED_BINDINGS", frozenset({Binding.JSONRPC}))
-        with pytest.raises(ValueError, match="is not served yet in this version"):
-            values.served_binding(name)
-        monkeypatch.setattr(values, "SERVED_BINDINGS", frozenset(Binding))
-        assert values.served_binding(name) == name
-    assert values.served_binding("JSONRPC") is Binding.JSONRPC
-
-
 @pytest.mark.parametrize(
     ("word", "mend"),
     [("jsonrpc", "did you mean JSONRPC"), ("HTTP_JSON", "did you mean HTTP"), ("SOAP", None)],

@@ -19,7 +19,7 @@ from tests.support.http_client import EventStream, Response, http, open_stream
 from tests.support.processes import START_SECONDS, Process, running
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
 BINDINGS = ("JSONRPC", "HTTP+JSON", "GRPC")
 
@@ -39,13 +39,15 @@ def toml(value: Any) -> str:
             return json.dumps(value)
 
 
-def config_text(agents: Mapping[str, Any], extra: str = "") -> str:
-    """A configuration: a listener for each binding and the admin address on free ports.
+def config_text(
+    agents: Mapping[str, Any], extra: str = "", *, bindings: Sequence[str] = BINDINGS
+) -> str:
+    """A configuration: a listener for each of `bindings` and the admin address on free ports.
 
     An agent is its card (URL or path) or a mapping of the keys of its table.
     """
     lines = []
-    for binding in BINDINGS:
+    for binding in bindings:
         lines += [
             "[[listeners]]",
             f'address = "127.0.0.1:{free_port()}"',
@@ -201,6 +203,7 @@ async def sidecar(
     *,
     agents: Mapping[str, Any] | None = None,
     extra: str = "",
+    bindings: Sequence[str] = BINDINGS,
     env: Mapping[str, str] | None = None,
     ready: bool = False,
 ) -> AsyncIterator[Sidecar]:
@@ -208,7 +211,7 @@ async def sidecar(
 
     It is up when its ``/healthz`` answers 200; with `ready`, when ``/readyz`` does.
     """
-    text = config if config is not None else config_text(agents or {}, extra)
+    text = config if config is not None else config_text(agents or {}, extra, bindings=bindings)
     with tempfile.TemporaryDirectory(prefix="sidecar-") as name:
         directory = Path(name)
         (directory / "config.toml").write_text(text, "utf-8")

@@ -16,6 +16,7 @@ Faults are asked of the end whose *outgoing* direction they concern:
     theirs.fault_after(10, Fault.EOF)   # ten more bytes leave, then the fault; the rest is lost
     theirs.break_input(Break.CERTIFICATE_ALERT)  # ours reads that after what it has
 
+Bytes for an end that has closed are swallowed; a real one answers with a reset, which `reset` is for.
 `ours.sends` lists what each `send` call was given. `theirs.drain()` takes what has arrived without
 waiting.
 """

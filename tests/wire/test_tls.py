@@ -200,6 +200,16 @@ async def test_aclose_says_close_notify(client, server):
     assert ours.closed
 
 
+async def test_aclose_says_close_notify_with_input_unread(client, server):
+    wire, far, _ = await connected(client, server)
+    await far.write(b"nobody reads this")
+    assert wire.has_input()
+    await far.write(b"nor this")
+    wire._feed(wire._inner.receive_nowait() or b"")
+    await wire.aclose()
+    assert await far.read() == b""
+
+
 async def test_aclose_is_bounded_when_the_peer_takes_nothing(client, server, autojump_clock):
     wire, _far, ours = await connected(client, server)
     ours.stall()

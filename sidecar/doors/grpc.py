@@ -1,0 +1,301 @@
+"""The gRPC door (A2A section 10): HTTP/2 streams, and cards for those who come with HTTP/1.1."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+from grpclib.metadata import decode_timeout
+
+from sidecar.config import TcpAddress
+from sidecar.core import convert, door, errors, grpc, relay, tenant
+from sidecar.core.grpc_frames import GrpcReader, MessageTooLarge, grpc_frame
+from sidecar.core.payload import PayloadError
+from sidecar.core.spec import (
+    GET_EXTENDED_CARD,
+    GRPC_SERVICE,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    OPERATIONS,
+    Binding,
+)
+from sidecar.core.types import Call, Form, Payload, header
+from sidecar.doors.http import HttpDoor, error_headers
+from sidecar.forwarder import CallerGone
+from sidecar.wire.http2_server import StreamGone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sidecar.agent import Agent
+    from sidecar.core.spec import Operation
+    from sidecar.core.types import ErrorRecord, Headers
+    from sidecar.doors.cards import Place
+    from sidecar.doors.http import House
+    from sidecar.forwarder import Result
+    from sidecar.wire.http1_server import Http1Request
+    from sidecar.wire.http2_server import ServerStream
+
+_ENCODINGS = ("identity", "gzip")
+_HEALTH_CHECK = "/grpc.health.v1.Health/Check"
+_SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
+_HEAD: Headers = [(":status", "200"), ("content-type", grpc.CONTENT_TYPE)]
+
+
+class _Refused(Exception):
+    """A request that is answered here."""
+
+    def __init__(self, record: ErrorRecord, headers: Headers | None = None) -> None:
+        super().__init__(record.message)
+        self.record = record
+        self.headers = headers or []
+
+
+class GrpcDoor(HttpDoor):
+    """Serves one gRPC listener. What it inherits serves HTTP/1.1 clients: cards, nothing else."""
+
+    def __init__(self, house: House, place: Place, *, is_ready: Callable[[], bool]) -> None:
+        super().__init__(house, place)
+        self._is_ready = is_ready
+
+    # --- HTTP/1.1 -----------------------------------------------------------------------------
+
+    async def serve_call(self, request: Http1Request, path: str, agent: Agent) -> None:
+        """See `HttpDoor`: calls do not come this way."""
+        del path, agent
+        await self.refuse(request, errors.own("INVALID_REQUEST", "this listener speaks gRPC"))
+
+    async def refuse(self, request: Http1Request, record: ErrorRecord) -> None:
+        """See `HttpDoor`."""
+        headers, body = self.render(415, record.message)
+        await request.respond(415, headers, body)
+
+    def render(self, status: int, message: str) -> tuple[Headers, bytes]:
+        """See `HttpDoor`. The error names the listeners that speak HTTP/1.1."""
+        others = self._house.cards.others_than(Binding.GRPC)
+        if others:
+            message = f"{message}; listeners for HTTP/1.1: {others}"
+        record = errors.own("INVALID_REQUEST", message)
+        return error_headers(record), b'{"error":' + errors.http_error_object(record, status) + b"}"
+
+    # --- HTTP/2 -------------------------------------------------------------------------------
+
+    async def serve_stream(self, stream: ServerStream) -> None:
+        """Answer one gRPC request."""
+        headers = [pair for pair in stream.headers if pair[0][:1] != ":"]
+        pseudo = dict(pair for pair in stream.headers if pair[0][:1] == ":")
+        reply = _Reply(stream)
+        try:
+            operation = self._admit(pseudo, headers)
+            if operation is None:
+                await self._check_health(stream, headers)
+                return
+            await self._call(stream, reply, operation, pseudo.get(":authority", ""), headers)
+        except _Refused as refused:
+            await reply.end_with_error(refused.record, refused.headers)
+
+    def _admit(self, pseudo: dict[str, str], headers: Headers) -> Operation | None:
+        """The operation of an acceptable request, None for a health check; raises _Refused."""
+        authority = pseudo.get(":authority") or header(headers, "host") or ""
+        if isinstance(self._place.address, TcpAddress):
+            forbidden = door.admit(
+                [*(pair for pair in headers if pair[0] != "host"), ("host", authority)],
+                hosts=frozenset(),
+            )
+            if forbidden is not None:
+                raise _Refused(forbidden)
+        path = pseudo.get(":path", "")
+        if path == _HEALTH_CHECK:
+            return None
+        service, _, method = path.removeprefix("/").partition("/")
+        operation = OPERATIONS.get(method) if service == GRPC_SERVICE else None
+        if operation is None:
+            raise _Refused(errors.standard(METHOD_NOT_FOUND, f"Method not found: {path[:100]}"))
+        unsupported = door.check_version(headers)
+        if unsupported is not None:
+            raise _Refused(unsupported)
+        return operation
+
+    async def _call(
+        self,
+        stream: ServerStream,
+        reply: _Reply,
+        operation: Operation,
+        authority: str,
+        headers: Headers,
+    ) -> None:
+        message = Payload(Form.PROTO, await self._read_message(stream, headers))
+        try:
+            caller_tenant, message = tenant.take(operation, message)
+        except convert.InvalidMessage as error:
+            raise _Refused(errors.standard(INVALID_PARAMS, f"the request {error}")) from error
+        agent = self._meant(caller_tenant, authority)
+        call = Call(
+            operation=operation,
+            binding=Binding.GRPC,
+            payload=message,
+            tenant=caller_tenant,
+            headers=relay.request_headers(headers),
+            id=self._house.new_call_id(),
+            deadline=_deadline(headers),
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_when, stream.gone, nursery.cancel_scope)
+            if operation.streaming:
+                await self._stream(nursery, agent, call, reply)
+            else:
+                result = await self._house.forwarder.unary(agent, call)
+                if operation is GET_EXTENDED_CARD and result.payload is not None:
+                    result.payload = self._house.cards.rewrite_answer(
+                        result.payload, agent.name, self._place, authority
+                    )
+                await reply.unary(result)
+            nursery.cancel_scope.cancel()
+
+    async def _stream(self, nursery: trio.Nursery, agent: Agent, call: Call, reply: _Reply) -> None:
+        nursery.start_soon(reply.keep_alive, self._house.limits.keepalive_seconds)
+        try:
+            result = await self._house.forwarder.stream(agent, call, reply.event)
+        except CallerGone:
+            return
+        await reply.end(result)
+
+    def _meant(self, caller_tenant: str, authority: str) -> Agent:
+        """The agent of a call: the listener's own, the tenant, the authority's first label."""
+        agents = self._house.agents
+        own = self._place.agent
+        label = door.host_of(authority).partition(".")[0]
+        named = next((name for name in (caller_tenant, label) if name in agents), "")
+        chosen = door.choose_agent("" if own else named, own, agents)
+        if not isinstance(chosen, str):
+            raise _Refused(chosen)
+        return agents[chosen]
+
+    async def _read_message(self, stream: ServerStream, headers: Headers) -> bytes:
+        """The one message of a request."""
+        encoding = header(headers, "grpc-encoding")
+        if encoding is not None and encoding not in _ENCODINGS:
+            record = errors.standard(METHOD_NOT_FOUND, f"grpc-encoding {encoding[:40]} is unknown")
+            raise _Refused(record, [("grpc-accept-encoding", ",".join(_ENCODINGS))])
+        limit = self._house.limits.request_bytes
+        reader = GrpcReader(limit, encoding)
+        messages: list[bytes] = []
+        try:
+            while data := await stream.receive():
+                messages += reader.feed(data)
+            reader.end()
+        except MessageTooLarge as error:
+            message = f"the request is above limits.request_bytes ({limit})"
+            raise _Refused(errors.own("TOO_LARGE", message)) from error
+        except PayloadError as error:
+            raise _Refused(errors.own("INVALID_REQUEST", f"the request: {error}")) from error
+        if len(messages) != 1:
+            text = f"the request has {len(messages)} messages instead of one"
+            raise _Refused(errors.own("INVALID_REQUEST", text))
+        return messages[0]
+
+    async def _check_health(self, stream: ServerStream, headers: Headers) -> None:
+        """grpc.health.v1: the whole server, or the A2A service by name."""
+        request = await self._read_message(stream, headers)
+        service = request[2:].decode("utf-8", "replace") if request[:1] == b"\x0a" else ""
+        reply = _Reply(stream)
+        if service not in {"", GRPC_SERVICE}:
+            await reply.end_with_status(5, "unknown service", None, [])
+            return
+        await reply.message(_SERVING if self._is_ready() else _NOT_SERVING, [])
+        await reply.end_with_status(0, "", None, [])
+
+
+async def _cancel_when(gone: trio.Event, scope: trio.CancelScope) -> None:
+    await gone.wait()
+    scope.cancel()
+
+
+def _deadline(headers: Headers) -> float | None:
+    """The caller's deadline on our clock; a timeout that cannot be read is none."""
+    raw = header(headers, "grpc-timeout")
+    if raw is None:
+        return None
+    try:
+        seconds: float = decode_timeout(raw)
+    except ValueError:
+        return None
+    return trio.current_time() + seconds
+
+
+class _Reply:
+    """The answer to one request: messages, then a status."""
+
+    def __init__(self, stream: ServerStream) -> None:
+        self._stream = stream
+        self._started = False
+        self._last_write = trio.current_time()
+
+    async def unary(self, result: Result) -> None:
+        """A whole answer."""
+        if result.payload is not None:
+            await self.message(result.payload.data, result.headers)
+        await self.end(result)
+
+    async def event(self, event: Result) -> None:
+        """One stream event; raises CallerGone."""
+        assert event.payload is not None  # the forwarder delivers events only
+        try:
+            await self.message(event.payload.data, event.headers)
+        except StreamGone as gone:
+            raise CallerGone from gone
+
+    async def message(self, data: bytes, headers: Headers) -> None:
+        """One message; `headers` become initial metadata when nothing was sent before."""
+        await self._start(headers)
+        await self._stream.send_data(grpc_frame(data))
+        self._last_write = trio.current_time()
+
+    async def keep_alive(self, seconds: float) -> None:
+        """Headers after `seconds`, and a PING whenever nothing was sent for as long."""
+        while True:
+            due = self._last_write + seconds
+            await trio.sleep_until(due)
+            if self._last_write + seconds > due:
+                continue
+            self._last_write = trio.current_time()
+            try:
+                await self._start([])
+                self._stream.keep_alive()
+            except StreamGone:
+                return
+
+    async def end(self, result: Result) -> None:
+        """The status of `result`, and how it was reached."""
+        known = {name for name, _ in result.headers}
+        reached = [pair for pair in result.all_headers if pair[0] not in known]
+        if result.error is not None:
+            await self.end_with_error(result.error, [*result.headers, *reached])
+        else:
+            await self._start(result.headers)
+            await self.end_with_status(0, "", None, reached)
+
+    async def end_with_error(self, record: ErrorRecord, headers: Headers) -> None:
+        """An error as status, message and details."""
+        status, message, details = errors.to_grpc(record)
+        known = {name for name, _ in headers}
+        more = [pair for pair in record.headers if pair[0] not in known]
+        if record.delivered and "a2a-sidecar-delivered" not in known:
+            more.append(("a2a-sidecar-delivered", record.delivered))
+        await self.end_with_status(status, message, details, [*headers, *more])
+
+    async def end_with_status(
+        self, status: int, message: str, details: bytes | None, headers: Headers
+    ) -> None:
+        """Trailers; the only HEADERS frame when nothing was sent before."""
+        trailers = grpc.status_trailers(status, message, details)
+        trailers += relay.fit(headers, Binding.GRPC)
+        if not self._started:
+            trailers = [*_HEAD, *trailers]
+        self._started = True
+        await self._stream.send_trailers(trailers)
+
+    async def _start(self, headers: Headers) -> None:
+        if not self._started:
+            self._started = True
+            await self._stream.send_headers([*_HEAD, *relay.fit(headers, Binding.GRPC)])
