@@ -108,7 +108,8 @@ class DemoAgent:
         return task
 
     def _execute(self, request: dict[str, Any]) -> dict[str, Any]:
-        message: dict[str, Any] = request.get("message") or {}
+        given = request.get("message")
+        message: dict[str, Any] = given if isinstance(given, dict) else {}
         message_id, parts = message.get("messageId"), message.get("parts")
         if not (isinstance(message_id, str) and message_id and isinstance(parts, list) and parts):
             text = "message.messageId and message.parts are required"

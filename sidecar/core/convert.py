@@ -30,6 +30,7 @@ __all__ = [
     "NotRepresentable",
     "answer_tenant",
     "check",
+    "event_state",
     "json_to_proto",
     "proto_to_json",
     "put_tenant",
@@ -91,6 +92,30 @@ def validate_response(message: str, data: bytes) -> None:
     answer = _parse(message, data)
     if message in ("SendMessageResponse", "StreamResponse") and not answer.WhichOneof("payload"):
         raise InvalidMessage("has no payload")
+
+
+def event_state(data: bytes) -> tuple[str, str, bool]:
+    """What a serialised StreamResponse tells: task id, name of the state, whether it is a message.
+
+    The id and the name are '' where the event has none. Raises InvalidMessage for bytes that do
+    not decode.
+    """
+    event = _parse("StreamResponse", data)
+    match event.WhichOneof("payload"):
+        case "task":
+            return event.task.id, _state_name(event.task.status.state), False
+        case "status_update":
+            update = event.status_update
+            return update.task_id, _state_name(update.status.state), False
+        case "artifact_update":
+            return event.artifact_update.task_id, "", False
+        case payload:
+            return "", "", payload == "message"
+
+
+def _state_name(number: int) -> str:
+    known = a2a_pb2.TaskState.values()
+    return a2a_pb2.TaskState.Name(number) if number and number in known else ""
 
 
 # --- tenants -------------------------------------------------------------------------------------

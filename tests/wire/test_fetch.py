@@ -442,6 +442,11 @@ async def test_the_environment_is_not_read(stub, monkeypatch, environment):
     assert (await get(f"{stub.base}/")).body == b"{}"
 
 
+async def test_the_client_is_told_not_to_trust_the_environment():
+    async with make_client() as made:
+        assert made.trust_env is False
+
+
 async def test_netrc_and_key_log_are_not_used(nursery, monkeypatch, tmp_path):
     (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password secret\n")
     ca_file = tmp_path / "ca.pem"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import struct
@@ -191,6 +192,31 @@ async def test_a_send_that_breaks_half_way_counts_as_taken():
 
             nursery.start_soon(write)
             await trio.testing.wait_all_tasks_blocked()
+            reset(theirs)
+    wire.abort()
+
+
+@pytest.mark.parametrize("some_taken", [False, True])
+async def test_a_send_that_found_no_room_at_first(some_taken):
+    ours, theirs = tcp_pair()
+    wire = SocketWire(ours, stall_seconds=5)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            ours.send(b"earlier" * 10000)
+    with trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+
+            async def write() -> None:
+                with pytest.raises(WireBroken) as caught:
+                    await wire.send(b"x" * (32 << 20))
+                assert (caught.value.cause, caught.value.taken) == (Break.RESET, some_taken)
+
+            nursery.start_soon(write)
+            await trio.testing.wait_all_tasks_blocked()
+            if some_taken:
+                arrived = b""
+                while b"x" not in arrived:
+                    arrived = await trio.to_thread.run_sync(theirs.recv, 1 << 20)
             reset(theirs)
     wire.abort()
 
