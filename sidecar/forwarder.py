@@ -196,7 +196,7 @@ class _Passage:
             if outcome.kind is Kind.ANSWERED:
                 return self._answer(ended)
             if not failover.TABLE[outcome.kind].next_candidate:
-                return self._surface(ended, outcome)
+                return self._surface(generation, ended, outcome)
             if outcome.refusal:
                 self._refusals.append(self._answer(ended))
         return self._exhausted(generation)
@@ -232,7 +232,7 @@ class _Passage:
                 return self._answer(ended)
             again = self.agent.config.stream_dial_failover and outcome.kind is Kind.NOT_DELIVERED
             if not again:
-                return self._surface(ended, outcome)
+                return self._surface(generation, ended, outcome)
         return self._exhausted(generation)
 
     async def _relay(self, stream: UpstreamStream, deliver: Deliver) -> Ended:
@@ -359,7 +359,7 @@ class _Passage:
         payload = tenant.answer(self.call.operation, reply.payload, self.call.tenant)
         return self._result(payload=payload, headers=ended.headers)
 
-    def _surface(self, ended: Ended, outcome: Outcome) -> Result:
+    def _surface(self, generation: Generation, ended: Ended, outcome: Outcome) -> Result:
         """The error of a call that ends without an answer, at its last attempt."""
         if outcome.kind is Kind.CALLER:
             return self._own_error(
@@ -370,7 +370,7 @@ class _Passage:
                 "LIMIT_REACHED", "the sidecar is out of connections or descriptors", outcome=outcome
             )
         if failover.TABLE[outcome.kind].next_candidate:  # a stream that may not move
-            return self._not_delivered()
+            return self._not_delivered(generation)
         message = (
             f"agent {self.agent.name} may have taken the call, but no answer came"
             f" ({errors.describe(self.attempts[-1])})"
@@ -395,11 +395,12 @@ class _Passage:
             first = self._refusals[0]
             first.attempts = len(self.attempts)
             return first
-        if any(attempt.outcome.kind is Kind.NOT_DELIVERED for attempt in self.attempts):
-            self.agent.ask_refresh(generation)
-        return self._not_delivered()
+        return self._not_delivered(generation)
 
-    def _not_delivered(self) -> Result:
+    def _not_delivered(self, generation: Generation) -> Result:
+        exhausted = len(self.attempts) == len(generation.candidates)
+        if exhausted and any(one.outcome.kind is Kind.NOT_DELIVERED for one in self.attempts):
+            self.agent.ask_refresh(generation)
         tried = "; ".join(errors.describe(attempt) for attempt in self.attempts)
         return self._own_error(
             "NOT_DELIVERED", f"agent {self.agent.name} did not take the call ({tried})"

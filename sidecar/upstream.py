@@ -13,6 +13,7 @@ from urllib.parse import urljoin, urlsplit
 
 import trio
 
+from sidecar import __version__
 from sidecar.core import convert, grpc, http_json, jsonrpc, relay
 from sidecar.core.http_common import SSE_TYPE, media_type
 from sidecar.core.payload import PayloadError
@@ -42,6 +43,7 @@ _T = TypeVar("_T")
 
 # Above this, conversion between JSON and protobuf leaves the loop (about 1 ms of work).
 _OFF_LOOP_BYTES = 64 * 1024
+_USER_AGENT = ("user-agent", f"a2a-sidecar/{__version__}")
 # Two cores' worth: pure Python in more threads only competes for the interpreter.
 _conversions = trio.CapacityLimiter(2)
 
@@ -106,6 +108,7 @@ class Upstream:
                     request.headers.append(grpc.timeout_header(left))
             case _:
                 assert_never(interface.binding)
+        request.headers.append(_USER_AGENT)
         return request
 
     async def unary(

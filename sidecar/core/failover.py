@@ -150,6 +150,14 @@ _BREAKS: dict[Break, tuple[Kind, Kind, str]] = {
 
 WRONG_ENDPOINT_STATUSES = frozenset({404, 405, 410, 415, 421, 426})
 _AUTH_STATUSES = frozenset({401, 403})
+# Those that keep the method: the ones that may be followed were, within the attempt.
+_REDIRECTS = frozenset({307, 308})
+
+# The two A2A errors that are no answer, by code or by reason.
+_METHOD_NOT_FOUND = frozenset({spec.METHOD_NOT_FOUND.code, spec.METHOD_NOT_FOUND.reason})
+_VERSION_NOT_SUPPORTED = frozenset(
+    {spec.VERSION_NOT_SUPPORTED.code, spec.VERSION_NOT_SUPPORTED.reason}
+)
 
 _GRPC_AMBIGUOUS = frozenset({1, 2, 4, 13, 14, 15})
 _GRPC_AUTH = frozenset({7, 16})
@@ -185,6 +193,9 @@ def classify(facts: Facts) -> Outcome:
     if facts.broken is not None:
         return _classify_break(facts.broken)
     kind, result = _classify_reply(facts)
+    if facts.started and TABLE[kind].next_candidate:
+        # A stream that has had events was taken, whatever its end says.
+        kind = Kind.AMBIGUOUS if facts.error is None else Kind.ANSWERED
     refresh = kind is Kind.WRONG_ENDPOINT or (
         kind is Kind.NOT_SERVED and facts.http_status in WRONG_ENDPOINT_STATUSES
     )
@@ -202,6 +213,8 @@ def classify(facts: Facts) -> Outcome:
 def _classify_break(broken: Broken) -> Outcome:
     written, unwritten, result = _BREAKS[broken.cause]
     kind = written if broken.written else unwritten
+    if kind is Kind.NOT_DELIVERED and broken.written and broken.phase is Phase.RECEIVING:
+        kind = Kind.AMBIGUOUS  # no refusal is believed of a peer that had begun to reply
     return Outcome(
         kind=kind,
         result=result,
@@ -213,7 +226,7 @@ def _classify_break(broken: Broken) -> Outcome:
 
 def _classify_reply(facts: Facts) -> tuple[Kind, str]:
     if facts.error is not None:
-        return _classify_a2a_error(facts.error, facts.http_status)
+        return _classify_a2a_error(facts.error, facts)
     if facts.malformed:
         return Kind.AMBIGUOUS, "malformed"
     if facts.grpc_status is not None:
@@ -221,12 +234,14 @@ def _classify_reply(facts: Facts) -> tuple[Kind, str]:
     return _classify_http(facts)
 
 
-def _classify_a2a_error(error: ErrorRecord, http_status: int | None) -> tuple[Kind, str]:
-    if spec.METHOD_NOT_FOUND.code == error.code or error.reason == spec.METHOD_NOT_FOUND.reason:
+def _classify_a2a_error(error: ErrorRecord, facts: Facts) -> tuple[Kind, str]:
+    named = {error.code, error.reason}
+    if named & _METHOD_NOT_FOUND:
         return Kind.NOT_SERVED, "method_not_found"
-    if error.code == spec.VERSION_NOT_SUPPORTED.code:
+    if named & _VERSION_NOT_SUPPORTED:
         return Kind.NOT_SERVED, "version_not_supported"
-    return Kind.ANSWERED, "auth" if http_status in _AUTH_STATUSES else "a2a_error"
+    auth = facts.http_status in _AUTH_STATUSES or facts.grpc_status in _GRPC_AUTH
+    return Kind.ANSWERED, "auth" if auth else "a2a_error"
 
 
 def _classify_grpc(status: int, seconds_left: float | None) -> tuple[Kind, str]:
@@ -248,7 +263,7 @@ def _classify_http(facts: Facts) -> tuple[Kind, str]:
     assert status is not None  # a reply has a status
     if 200 <= status < 300:
         return Kind.ANSWERED, "ok"
-    if facts.other_origin:
+    if facts.other_origin or status in _REDIRECTS:
         return Kind.WRONG_ENDPOINT, "redirect"
     if status in WRONG_ENDPOINT_STATUSES:
         return Kind.WRONG_ENDPOINT, f"http_{status}"

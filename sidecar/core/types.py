@@ -289,6 +289,8 @@ class Facts:
     """Why a complete reply is not in the binding's form; '' when it is."""
     seconds_left: float | None = None
     """What was left of a deadline that the agent was told, when the reply came."""
+    started: bool = False
+    """Events of this stream were passed on before it ended: the agent did take the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -261,8 +261,9 @@ class Http2Connection(Link):
         if self._reserved:
             self._reserved -= 1
         exchange = Http2Exchange(self, request, progress)
-        if self.lost is not None:
-            raise progress.broken(self.lost.cause, detail=self.lost.detail)
+        lost = self.lost or self._fault
+        if lost is not None:
+            raise progress.broken(lost.cause, detail=lost.detail)
         if self.leaving:
             self._changed()
             raise NotBegun(Break.GOAWAY, detail="the connection is leaving")

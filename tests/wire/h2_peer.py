@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import trio.testing
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import Event, StreamEnded
+from h2.events import DataReceived, Event, StreamEnded
 
 if TYPE_CHECKING:
     from tests.wire.memory import MemoryWire
@@ -95,7 +95,7 @@ class Peer:
             return False
         for event in self.h2.receive_data(data):
             self.events.append(event)
-            if type(event).__name__ == "DataReceived":
+            if isinstance(event, DataReceived):
                 self.bodies[event.stream_id] = self.bodies.get(event.stream_id, b"") + event.data
                 if self.greedy and event.flow_controlled_length:
                     self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
