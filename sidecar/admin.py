@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from sidecar.breaker import Breaker
 from sidecar.core import door
 from sidecar.core.http_common import JSON_TYPE
 from sidecar.telemetry import CONTENT_TYPE
@@ -37,6 +38,7 @@ class Admin:
     def __init__(self, telemetry: Telemetry, subject: Subject) -> None:
         self._telemetry = telemetry
         self._subject = subject
+        self.breaker = Breaker()
 
     def render(self, status: int, message: str) -> tuple[Headers, bytes]:
         """Headers and body of what HTTP/1.1 itself refuses."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from sidecar.breaker import Breaker
 from sidecar.connections import Connections
 from sidecar.core import card as cards
 from sidecar.core import failover
@@ -110,11 +111,15 @@ class Agent:
         self.name = name
         self.config = config
         self.generation: Generation | None = None
+        self.fetched: FetchedCard | None = None
+        """Where the present card came from."""
         self.rejected: Card | None = None
         """The last card that had no eligible interface."""
         self.fetch_error = ""
         self.in_flight = 0
         self.streams = 0
+        self.breaker = Breaker()
+        """Ends the calls of an agent that was removed or replaced, when its drain is over."""
         self.attempts: deque[Attempt] = deque(maxlen=_ATTEMPTS_KEPT)
         self._own_addresses = own_addresses
         self._telemetry = telemetry
@@ -295,12 +300,43 @@ class Agent:
             "attempts": [_attempt(attempt) for attempt in self.attempts],
         }
 
+    def take_over(self, old: Agent) -> None:
+        """Begin with the card of the same agent under an older configuration, if it is the same.
+
+        Read again, since what may be used and in which order can have changed.
+        """
+        same_card = (old.config.card, old.config.card_exact) == (
+            self.config.card,
+            self.config.card_exact,
+        )
+        if not same_card or not self.config.enabled or old.fetched is None:
+            return
+        self._fetched_at, self._fresh_until = old._fetched_at, old._fresh_until
+        try:
+            card = cards.read_card(old.fetched.data or b"", self._policy(old.fetched))
+        except CardError:
+            return
+        if not card.candidates:
+            return
+        self.fetched = old.fetched
+        self._validators = old._validators
+        selection = failover.Selection(len(card.candidates))
+        if old.generation is not None:
+            selection = failover.carried_over(
+                [one.identity for one in old.generation.candidates],
+                old.generation.selection,
+                [one.identity for one in card.candidates],
+            )
+        self.generation = Generation(1, card, selection)
+
     # --- the background -----------------------------------------------------------------------
 
     async def run(self) -> None:
         """Keep the card and the connections until cancelled."""
         async with trio.open_nursery() as nursery:
             self._connections.start(nursery)
+            if self.generation is not None and self.fetched is not None:
+                self._connections.use(self.generation.card, self._policy(self.fetched).addresses)
             nursery.start_soon(self._keep_card)
 
     async def _keep_card(self) -> None:
@@ -376,6 +412,7 @@ class Agent:
         self.fetch_error = ""
         self.rejected = None
         self._validators = fetched.validators
+        self.fetched = fetched
         self._telemetry.card_fetch(self.name, "fetched")
         old = self.generation
         if old is not None and cards.same_candidates(old.card, card):

@@ -98,7 +98,10 @@ def _parser() -> argparse.ArgumentParser:
 def _add_config(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
-        "--config", metavar="FILE", help=f"the configuration (default: {_DEFAULT_CONFIG})"
+        "--config",
+        metavar="FILE",
+        default=_DEFAULT_CONFIG,
+        help="the configuration (default: %(default)s)",
     )
     source.add_argument(
         "--agent",
@@ -112,7 +115,7 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 def _load(options: argparse.Namespace) -> Config:
     if options.agents:
         return config.from_agents(options.agents)
-    return config.load(options.config or _DEFAULT_CONFIG)
+    return config.load(options.config)
 
 
 # Each command imports what it needs: the others start without it.
@@ -126,7 +129,7 @@ def _run(options: argparse.Namespace) -> int:
 
     loaded = _load(options)
     try:
-        trio.run(Daemon(loaded).run)
+        trio.run(Daemon(loaded, path=None if options.agents else options.config).run)
     except BindError as error:
         print(f"a2a-sidecar: {error}", file=sys.stderr)
         return _FAILED
@@ -153,7 +156,8 @@ def _explain(options: argparse.Namespace) -> int:
         return _USAGE
     from sidecar import explain  # noqa: PLC0415
 
-    loaded = _load(options) if options.agents or options.config else None
+    given = options.agents or options.config != _DEFAULT_CONFIG
+    loaded = _load(options) if given else None
     return explain.explain(options.source, loaded, raw=options.raw, as_json=options.json)
 
 

@@ -1,17 +1,18 @@
-"""The daemon: everything is made here and handed to each other; signals, admin, drain."""
+"""The daemon: everything is made here and handed to each other; reload, drain, signals."""
 
 from __future__ import annotations
 
 import random
 import signal
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from sidecar import __version__
+from sidecar import __version__, config
 from sidecar.admin import Admin
 from sidecar.agent import Agent
-from sidecar.config import TcpAddress
+from sidecar.config import ConfigError, TcpAddress
 from sidecar.core.spec import Binding
 from sidecar.doors.cards import CardDesk, Place
 from sidecar.doors.grpc import GrpcDoor
@@ -19,40 +20,65 @@ from sidecar.doors.http import House, HttpDoor
 from sidecar.doors.http_json import HttpJsonDoor
 from sidecar.doors.jsonrpc import JsonRpcDoor
 from sidecar.forwarder import Forwarder
-from sidecar.listener import Listener, bind
+from sidecar.listener import BindError, Listener, bind
 from sidecar.logs import Log, new_call_id
 from sidecar.reception import Reception
+from sidecar.systemd import Notifier
 from sidecar.telemetry import Telemetry
 from sidecar.wire.net import Dialer
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
-    from sidecar.config import Config, ListenerConfig
+    from sidecar.config import Address, Config, ListenerConfig
 
 _LAG_INTERVAL_SECONDS = 0.5
+_ADMIN_CONNECTIONS = 64
+
+
+@dataclass(slots=True)
+class _OpenListener:
+    """A bound listener, the settings it is served under, and what stops its accepting."""
+
+    config: ListenerConfig | None
+    """None for the admin address."""
+    listener: Listener
+    reception: Reception
+    accepting: trio.CancelScope
+
+
+@dataclass(slots=True)
+class _RunningAgent:
+    agent: Agent
+    background: trio.CancelScope
 
 
 class Daemon:
-    """One running sidecar. `bind` first, so that a bad address is an error before anything runs."""
+    """One running sidecar."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, loaded: Config, *, path: str | None = None) -> None:
+        """`path`: the file that SIGHUP reads again, None without one."""
+        self._config = loaded
+        self._path = path
         self._telemetry = Telemetry(__version__)
         self._log = Log(
-            level=config.log.level,
-            form=config.log.format,
+            level=loaded.log.level,
+            form=loaded.log.format,
             clock=trio.current_time,
             on_drop=self._telemetry.log_dropped,
         )
+        self._notifier = Notifier()
         self._random = random.SystemRandom()
         self._draining = False
         self._stop = trio.Event()
-        self._listeners: list[tuple[ListenerConfig, Listener]] = []
-        self._admin: Listener | None = None
+        self._listeners: dict[Address, _OpenListener] = {}
+        self._running: dict[str, _RunningAgent] = {}
         self._agents: dict[str, Agent] = {}
-        self._receptions: list[Reception] = []
+        """The present agents by name; doors look them up here at each request."""
+        self._cards = CardDesk()
+        self._forwarder = Forwarder(telemetry=self._telemetry, log=self._log)
+        self._dialer = Dialer(stall_seconds=loaded.limits.stall_seconds)
+        self._nursery: trio.Nursery
 
     # --- what the admin address shows ---------------------------------------------------------
 
@@ -70,8 +96,8 @@ class Daemon:
             "ready": not self.unready(),
             "draining": self._draining,
             "listeners": [
-                {"address": str(listener.address), "binding": str(config.binding)}
-                for config, listener in self._listeners
+                {"address": str(place.address), "binding": str(place.binding)}
+                for place in self._places()
             ],
             "agents": {name: agent.status() for name, agent in self._agents.items()},
         }
@@ -81,13 +107,18 @@ class Daemon:
     async def run(self, *, on_ready: Callable[[Daemon], None] | None = None) -> None:
         """Serve until SIGTERM or SIGINT, then drain; raises BindError before anything runs."""
         try:
-            self._bind()
-            async with trio.open_nursery() as background:
-                self._start_agents(background)
-                background.start_soon(self._watch_signals)
-                background.start_soon(self._measure_lag)
-                await self._serve(on_ready)
-                background.cancel_scope.cancel()
+            bound = self._bind(self._config)
+            async with trio.open_nursery() as self._nursery:
+                await self._apply(self._config, bound)
+                self._nursery.start_soon(self._watch_signals)
+                self._nursery.start_soon(self._measure_lag)
+                self._announce()
+                if on_ready is not None:
+                    on_ready(self)
+                await self._stop.wait()
+                await self._drain()
+                self._nursery.cancel_scope.cancel()
+            self._log.info("stopped")
         finally:
             self._log.close()
 
@@ -98,110 +129,221 @@ class Daemon:
     @property
     def listener_addresses(self) -> list[str]:
         """Where the listeners are bound."""
-        return [str(listener.address) for _, listener in self._listeners]
+        return [str(place.address) for place in self._places()]
 
     @property
     def admin_address(self) -> str:
         """Where the admin address is bound."""
-        return str(self._admin.address) if self._admin else ""
+        return str(self._listeners[self._config.admin.address].listener.address)
 
-    def _bind(self) -> None:
-        bound: list[socket.socket] = []
-        try:
-            for config in self._config.listeners:
-                sock = bind(config.address, config.mode)
-                bound.append(sock)
-                listener = Listener(
-                    sock,
-                    config.address,
-                    connections=self._config.limits.connections,
-                    stall_seconds=self._config.limits.stall_seconds,
-                    telemetry=self._telemetry,
-                    log=self._log,
-                )
-                self._listeners.append((config, listener))
-            sock = bind(self._config.admin.address)
-            self._admin = Listener(
-                sock,
-                self._config.admin.address,
-                connections=64,
-                stall_seconds=self._config.limits.stall_seconds,
-                telemetry=self._telemetry,
-                log=self._log,
-            )
-        except BaseException:
-            for sock in bound:
-                sock.close()
-            raise
-
-    def _start_agents(self, nursery: trio.Nursery) -> None:
-        dialer = Dialer(stall_seconds=self._config.limits.stall_seconds)
-        listeners = [listener for _, listener in self._listeners]
-        if self._admin is not None:
-            listeners.append(self._admin)
-        own_addresses = frozenset(
-            (listener.address.host, listener.address.port)
-            for listener in listeners
-            if isinstance(listener.address, TcpAddress)
+    def _announce(self) -> None:
+        self._log.info(
+            "started",
+            version=__version__,
+            listeners=",".join(self.listener_addresses),
+            admin=self.admin_address,
+            agents=",".join(self._agents),
         )
-        for name, config in self._config.agents.items():
+        self._notifier.ready(self._summary())
+
+    def _summary(self) -> str:
+        agents = self._agents.values()
+        usable = sum(1 for agent in agents if agent.generation is not None)
+        return f"{usable} of {len(agents)} agents reachable"
+
+    async def _drain(self) -> None:
+        self._draining = True
+        self._telemetry.draining()
+        self._notifier.stopping()
+        seconds = self._config.limits.drain_seconds
+        self._log.info("draining", seconds=seconds)
+        async with trio.open_nursery() as nursery:
+            for open_listener in self._listeners.values():
+                open_listener.accepting.cancel()
+                if open_listener.config is not None:
+                    open_listener.reception.retire(seconds)
+                    nursery.start_soon(open_listener.reception.ended.wait)
+
+    # --- configuration ------------------------------------------------------------------------
+
+    async def reload(self) -> None:
+        """Read the configuration again and put it into effect as a whole, or change nothing."""
+        if self._path is None:
+            self._log.warning("reload ignored", reason="there is no configuration file")
+            return
+        self._notifier.reloading()
+        try:
+            loaded = await trio.to_thread.run_sync(config.load, self._path)
+            bound = self._bind(loaded)
+        except ConfigError as error:
+            for line in str(error).splitlines():
+                self._log.error("reload failed", problem=line)
+            self._telemetry.reloaded(successful=False)
+        except BindError as error:
+            self._log.error("reload failed", problem=str(error))
+            self._telemetry.reloaded(successful=False)
+        else:
+            await self._apply(loaded, bound)
+            self._telemetry.reloaded(successful=True)
+            self._log.info("reloaded", agents=",".join(self._agents))
+        self._notifier.ready(self._summary())
+
+    def _bind(self, loaded: Config) -> dict[Address, Listener]:
+        """Listen on every address of `loaded` that is not open yet, or on none; raises BindError."""
+        bound: dict[Address, Listener] = {}
+        try:
+            for address, mode in _addresses(loaded):
+                if address not in self._listeners:
+                    bound[address] = Listener(bind(address, mode), address, log=self._log)
+        except BaseException:
+            for listener in bound.values():
+                listener.close()
+            raise
+        return bound
+
+    async def _apply(self, loaded: Config, bound: dict[Address, Listener]) -> None:
+        """Put `loaded` into effect; nothing here can fail because of it."""
+        same_limits = loaded.limits == self._config.limits
+        self._config = loaded
+        self._log.configure(level=loaded.log.level, form=loaded.log.format)
+        wanted = dict(_addresses(loaded))
+        for address in [one for one in self._listeners if one not in wanted]:
+            closed = self._listeners.pop(address)
+            closed.accepting.cancel()
+            closed.reception.retire(loaded.limits.drain_seconds)
+        by_address = {one.address: one for one in loaded.listeners}
+        kept = self._listeners
+        own_addresses = _own_addresses([*(one.listener for one in kept.values()), *bound.values()])
+        self._apply_agents(loaded, own_addresses, same_limits=same_limits)
+        for address in wanted:
+            listener_config = by_address.get(address)
+            present = kept.get(address)
+            if present is None:
+                await self._open(listener_config, address, bound[address])
+            elif present.config != listener_config or not same_limits:
+                await self._replace(present, listener_config)
+        self._cards.use(self._places())
+
+    def _apply_agents(
+        self, loaded: Config, own_addresses: frozenset[tuple[str, int]], *, same_limits: bool
+    ) -> None:
+        for name in [name for name in self._running if name not in loaded.agents]:
+            self._retire(name)
+            self._telemetry.unwatch(name)
+        for name, agent_config in loaded.agents.items():
+            present = self._running.get(name)
+            unchanged = present is not None and present.agent.config == agent_config
+            if unchanged and same_limits:
+                continue
             agent = Agent(
                 name,
-                config,
-                dialer=dialer,
-                limits=self._config.limits,
+                agent_config,
+                dialer=self._dialer,
+                limits=loaded.limits,
                 own_addresses=own_addresses,
                 telemetry=self._telemetry,
                 log=self._log,
                 rng=self._random,
             )
-            self._agents[name] = agent
-            self._telemetry.watch(name, agent)
-            if config.enabled:
-                nursery.start_soon(agent.run)
+            if present is not None:
+                agent.take_over(present.agent)
+                self._retire(name)
+            self._start(agent)
+        # The order of the file is the order in status and errors.
+        for name in loaded.agents:
+            self._agents[name] = self._agents.pop(name)
 
-    async def _serve(self, on_ready: Callable[[Daemon], None] | None) -> None:
-        places = [
-            Place(binding=config.binding, address=listener.address, agent=config.agent)
-            for config, listener in self._listeners
+    def _start(self, agent: Agent) -> None:
+        background = trio.CancelScope()
+
+        async def run() -> None:
+            with background:
+                await agent.run()
+
+        self._running[agent.name] = _RunningAgent(agent, background)
+        self._agents[agent.name] = agent
+        self._telemetry.watch(agent.name, agent)
+        if agent.config.enabled:
+            self._nursery.start_soon(run)
+
+    def _retire(self, name: str) -> None:
+        """No new calls for this agent; those under way finish, within the drain's time."""
+        running = self._running.pop(name)
+        self._agents.pop(name, None)
+        self._nursery.start_soon(self._end_agent, running, self._config.limits.drain_seconds)
+
+    async def _end_agent(self, running: _RunningAgent, seconds: float) -> None:
+        agent = running.agent
+        deadline = trio.current_time() + seconds
+        while agent.in_flight or agent.streams:
+            if trio.current_time() >= deadline:
+                agent.breaker.trip()
+            await trio.sleep(0.1)
+        running.background.cancel()
+
+    # --- listeners ----------------------------------------------------------------------------
+
+    def _places(self) -> list[Place]:
+        return [
+            Place(binding=one.config.binding, address=one.listener.address, agent=one.config.agent)
+            for one in self._listeners.values()
+            if one.config is not None
         ]
+
+    async def _open(
+        self, listener_config: ListenerConfig | None, address: Address, listener: Listener
+    ) -> None:
+        accepting = trio.CancelScope()
+        reception = await self._reception(listener_config, listener)
+        listener.receiver = reception
+
+        async def accept() -> None:
+            with accepting:
+                await listener.run()
+
+        self._listeners[address] = _OpenListener(listener_config, listener, reception, accepting)
+        self._nursery.start_soon(accept)
+
+    async def _replace(
+        self, present: _OpenListener, listener_config: ListenerConfig | None
+    ) -> None:
+        """New connections get the new settings; those there are finish under the old ones."""
+        reception = await self._reception(listener_config, present.listener)
+        present.listener.receiver = reception
+        present.reception.retire(self._config.limits.drain_seconds)
+        present.reception, present.config = reception, listener_config
+
+    async def _reception(
+        self, listener_config: ListenerConfig | None, listener: Listener
+    ) -> Reception:
+        limits = self._config.limits
+        agents = self._config.agents.values()
+        reception = Reception(
+            self._door(listener_config, listener),
+            limits=limits,
+            max_connections=limits.connections if listener_config else _ADMIN_CONNECTIONS,
+            max_streams=max(sum(one.max_concurrency + one.max_streams for one in agents), 1),
+            telemetry=self._telemetry,
+            log=self._log,
+        )
+        await self._nursery.start(reception.run)
+        return reception
+
+    def _door(self, listener_config: ListenerConfig | None, listener: Listener) -> HttpDoor | Admin:
+        if listener_config is None:
+            return Admin(self._telemetry, self)
         house = House(
-            forwarder=Forwarder(telemetry=self._telemetry, log=self._log),
+            forwarder=self._forwarder,
             agents=self._agents,
-            cards=CardDesk(places),
+            cards=self._cards,
             limits=self._config.limits,
             new_call_id=lambda: new_call_id(self._random),
         )
-        admin = Admin(self._telemetry, self)
-        async with trio.open_nursery() as connections:
-            async with trio.open_nursery() as accepting:
-                for place, (_, listener) in zip(places, self._listeners, strict=True):
-                    reception = self._reception(self._door(house, place))
-                    accepting.start_soon(listener.serve, connections, reception)
-                assert self._admin is not None  # bound with the listeners
-                accepting.start_soon(self._admin.serve, connections, self._reception(admin))
-                self._log.info(
-                    "started",
-                    version=__version__,
-                    listeners=",".join(self.listener_addresses),
-                    admin=self.admin_address,
-                    agents=",".join(self._agents),
-                )
-                if on_ready is not None:
-                    on_ready(self)
-                await self._stop.wait()
-                self._draining = True
-                self._telemetry.draining()
-                self._log.info("draining", seconds=self._config.limits.drain_seconds)
-                accepting.cancel_scope.cancel()
-                for reception in self._receptions:
-                    reception.begin_closing()
-            connections.cancel_scope.deadline = (
-                trio.current_time() + self._config.limits.drain_seconds
-            )
-        self._log.info("stopped")
-
-    def _door(self, house: House, place: Place) -> HttpDoor:
+        place = Place(
+            binding=listener_config.binding,
+            address=listener.address,
+            agent=listener_config.agent,
+        )
         match place.binding:
             case Binding.JSONRPC:
                 return JsonRpcDoor(house, place)
@@ -210,29 +352,46 @@ class Daemon:
             case Binding.GRPC:
                 return GrpcDoor(house, place, is_ready=lambda: not self.unready())
 
-    def _reception(self, door: HttpDoor | Admin) -> Reception:
-        agents = self._agents.values()
-        streams = sum(a.config.max_concurrency + a.config.max_streams for a in agents)
-        reception = Reception(
-            door,
-            limits=self._config.limits,
-            max_streams=max(streams, 1),
-            telemetry=self._telemetry,
-            log=self._log,
-        )
-        self._receptions.append(reception)
-        return reception
+    # --- background ---------------------------------------------------------------------------
 
     async def _watch_signals(self) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async for _ in signals:
-                if self._stop.is_set():
+        wanted = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        with trio.open_signal_receiver(*wanted) as signals:
+            async for number in signals:
+                if number == signal.SIGHUP:
+                    if not self._draining:
+                        await self.reload()
+                elif self._stop.is_set():
                     raise KeyboardInterrupt  # a second signal ends at once
-                self._stop.set()
+                else:
+                    self._stop.set()
 
     async def _measure_lag(self) -> None:
+        """How late the loop is; the watchdog hears of it only while it turns."""
+        interval = _LAG_INTERVAL_SECONDS
+        if self._notifier.watchdog_seconds:
+            interval = min(interval, self._notifier.watchdog_seconds / 2)
         while True:
-            due = trio.current_time() + _LAG_INTERVAL_SECONDS
+            due = trio.current_time() + interval
             await trio.sleep_until(due)
             self._telemetry.loop_lag(max(trio.current_time() - due, 0.0))
             self._log.tick()
+            if self._notifier.watchdog_seconds:
+                self._notifier.alive()
+
+
+def _addresses(loaded: Config) -> list[tuple[Address, int]]:
+    """Every address to listen on, with the mode of a Unix socket; the admin address last."""
+    return [
+        *((one.address, one.mode) for one in loaded.listeners),
+        (loaded.admin.address, 0o600),
+    ]
+
+
+def _own_addresses(listeners: list[Listener]) -> frozenset[tuple[str, int]]:
+    """What no card may point at."""
+    return frozenset(
+        (one.address.host, one.address.port)
+        for one in listeners
+        if isinstance(one.address, TcpAddress)
+    )

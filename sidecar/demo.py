@@ -19,10 +19,9 @@ import sys
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 from sidecar.core.sse import SseReader
-from sidecar.demo_agent import EXECUTIONS_PATH
-from sidecar.discovery import CARD_PATH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,43 +90,43 @@ def _expect(held: object, what: str) -> None:
 
 
 def _show(start: Callable[[_Child], _Child]) -> None:
+    # Both at once: starting takes most of the time. The sidecar waits for its configuration.
     agent = start(_Child("agent", "sidecar.demo_agent"))
-    agent_url = str(agent.wait_for("url")["url"])
-    agent_address = agent_url.removeprefix("http://")
-    _show_card(agent_address)
-
-    config = _CONFIG.format(card=json.dumps(agent_url)).encode()
-    sidecar = start(_Child("sidecar", "sidecar", "run", "--config", "/dev/stdin", given=config))
+    sidecar = start(_Child("sidecar", "sidecar", "run", "--config", "/dev/stdin"))
+    ready = agent.wait_for("card")
+    _show_card(ready["card"])
+    sidecar.give(_CONFIG.format(card=json.dumps(ready["card"])).encode())
     started = sidecar.wait_for("event", "started")
-    address, admin = str(started["listeners"]), str(started["admin"])
+    listener, admin = f"http://{started['listeners']}", f"http://{started['admin']}"
 
     messages = [str(uuid.uuid4()), str(uuid.uuid4())]
-    _show_unary(sidecar, address, messages[0])
-    _show_stream(address, messages[1])
-    _show_executions(agent_address, messages)
-    _show_counters(admin)
+    _show_unary(sidecar, listener, messages[0])
+    _show_stream(listener, messages[1])
+    _show_executions(ready["executions"], messages)
+    _show_counters(f"{admin}/metrics")
+    _say("\nWith an agent of your own: a2a-sidecar run --agent NAME=CARD_URL")
 
 
-def _show_card(address: str) -> None:
-    _, body = _request(address, "GET", CARD_PATH)
-    card = json.loads(body)
+def _show_card(url: str) -> None:
+    card = json.loads(_request("GET", url)[1])
     unserved, *others = card["additionalInterfaces"]
-    _say(f"1. An agent publishes a card that misleads, http://{address}{CARD_PATH}")
-    _say(f"     url                   {card['url']}")
-    _say(f"     preferredTransport    {card['preferredTransport']}: not what that url speaks")
-    note = "a gRPC server, but A2A is not served there"
-    _say(f"     additionalInterfaces  {_interface(unserved)}: {note}")
-    for other in others:
-        _say(f"                           {_interface(other)}")
+    _say(f"1. An agent publishes a card that misleads: {url}")
+    _say(f"     preferredTransport is {card['preferredTransport']}, which its url does not speak")
+    _say(f"     0  url        {card['url']}")
+    _say(f"     1  {_interface(unserved)}  (a gRPC server without the A2A service)")
+    for position, other in enumerate(others, 2):
+        _say(f"     {position}  {_interface(other)}")
 
 
 def _interface(entry: dict[str, str]) -> str:
-    return f"{entry['transport']:<10} {entry['url']}"
+    return f"{entry['transport']:<9}  {entry['url']}"
 
 
-def _show_unary(sidecar: _Child, address: str, message_id: str) -> None:
-    _say(f"\n2. An application sends a message over JSON-RPC to the sidecar at {address}")
-    headers, body = _call(address, "SendMessage", message_id, "hello")
+def _show_unary(sidecar: _Child, url: str, message_id: str) -> None:
+    _say(f"\n2. An application sends a message to the sidecar, as JSON-RPC: {url}")
+    order = sidecar.wait_for("event", "card")["candidates"].replace(",", ", ")
+    _say(f"     the interfaces of the card, in the order in which it tries them: {order}")
+    headers, body = _call(url, "SendMessage", message_id, "hello")
     reply = json.loads(body)
     _expect("result" in reply, f"the message was answered with an error: {reply.get('error')}")
     task = reply["result"]["task"]
@@ -139,15 +138,16 @@ def _show_unary(sidecar: _Child, address: str, message_id: str) -> None:
     _say(f"       ({failover['hint']})")
     answered = headers["a2a-sidecar-interface"]
     text = task["artifacts"][0]["parts"][0]["text"]
-    _say(f"     so it was safe to go on: {answered} answered {text!r}, {task['status']['state']}")
+    state = task["status"]["state"]
+    _say(f"     so the message could go to another one: {answered} answered {text!r}, {state}")
     _expect(text == "hello", "the answer is not the one to this message")
     _expect(answered == failover["to"], "the answer came from another interface")
     _expect(headers["a2a-sidecar-attempts"] == "2", "there were not two attempts")
 
 
-def _show_stream(address: str, message_id: str) -> None:
-    _say("\n3. It sends another one, as a stream")
-    headers, body = _call(address, "SendStreamingMessage", message_id, "hello again")
+def _show_stream(url: str, message_id: str) -> None:
+    _say("\n3. It sends another one, and asks for a stream")
+    headers, body = _call(url, "SendStreamingMessage", message_id, "hello again")
     reader = SseReader(_EVENT_BYTES)
     events = [json.loads(event.data) for event in [*reader.feed(body), *reader.end()]]
     failed = next((event["error"] for event in events if "error" in event), None)
@@ -155,22 +155,21 @@ def _show_stream(address: str, message_id: str) -> None:
     names = ", ".join(next(iter(event["result"])) for event in events)
     state = events[-1]["result"]["statusUpdate"]["status"]["state"]
     interface = headers["a2a-sidecar-interface"]
-    _say(f"     it began at {interface}, without a failure: {names}, {state}")
+    _say(f"     it began at {interface}, where the failure had moved it: {names}, {state}")
     _expect(headers["a2a-sidecar-attempts"] == "1", "the stream was not opened at once")
     _expect(state == "TASK_STATE_COMPLETED", "the stream did not end with its task")
 
 
-def _show_executions(address: str, messages: list[str]) -> None:
-    _, body = _request(address, "GET", EXECUTIONS_PATH)
-    executions = json.loads(body)
+def _show_executions(url: str, messages: list[str]) -> None:
+    executions = json.loads(_request("GET", url)[1])
     once = executions == dict.fromkeys(messages, 1)
     _expect(once, f"the agent did not execute each message once: {executions}")
     _say(f"\n4. The agent has executed {len(executions)} messages, each of them once")
 
 
-def _show_counters(admin: str) -> None:
-    _, body = _request(admin, "GET", "/metrics")
-    _say(f"\n5. The sidecar has counted, http://{admin}/metrics")
+def _show_counters(url: str) -> None:
+    _, body = _request("GET", url)
+    _say(f"\n5. The sidecar has counted: {url}")
     sums = dict.fromkeys(_SHOWN, 0.0)
     for name, labels, value in _SAMPLE.findall(body.decode()):
         if name in sums:
@@ -183,22 +182,23 @@ def _show_counters(admin: str) -> None:
 # --- requests ---------------------------------------------------------------------------------
 
 
-def _call(address: str, method: str, message_id: str, text: str) -> tuple[dict[str, str], bytes]:
+def _call(url: str, method: str, message_id: str, text: str) -> tuple[dict[str, str], bytes]:
     """Send one message over JSON-RPC; returns the reply's headers and body."""
     message = {"messageId": message_id, "role": "ROLE_USER", "parts": [{"text": text}]}
     call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"message": message}}
-    return _request(address, "POST", "/", json.dumps(call).encode())
+    return _request("POST", url, json.dumps(call).encode())
 
 
-def _request(
-    address: str, method: str, path: str, body: bytes | None = None
-) -> tuple[dict[str, str], bytes]:
-    connection = http.client.HTTPConnection(address, timeout=_TIMEOUT_SECONDS)
+def _request(method: str, url: str, body: bytes | None = None) -> tuple[dict[str, str], bytes]:
+    """Headers, names in lower case, and body of a reply with status 200."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.netloc, timeout=_TIMEOUT_SECONDS)
     with contextlib.closing(connection):
-        connection.request(method, path, body, {"content-type": "application/json"})
+        headers = {"content-type": "application/json", "a2a-version": "1.0"}
+        connection.request(method, parts.path or "/", body, headers)
         response = connection.getresponse()
         data = response.read()
-        _expect(response.status == 200, f"{method} {path} was answered with {response.status}")
+        _expect(response.status == 200, f"{method} {url} was answered with {response.status}")
         return {name.lower(): value for name, value in response.getheaders()}, data
 
 
@@ -208,8 +208,7 @@ def _request(
 class _Child:
     """A module of this package in a process of its own, which the `with` block ends."""
 
-    def __init__(self, name: str, module: str, *arguments: str, given: bytes = b"") -> None:
-        """`given` is its standard input."""
+    def __init__(self, name: str, module: str, *arguments: str) -> None:
         self.name = name
         self.output = b""
         """What it has written so far."""
@@ -228,14 +227,13 @@ class _Child:
             start_new_session=True,
             preexec_fn=_end_with_parent,  # noqa: PLW1509 - there are no threads here
         )
-        assert self._popen.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._popen.stdin as stdin:
-            stdin.write(given)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        assert self._popen.stdin is not None
+        self._popen.stdin.close()
         self._popen.terminate()
         try:
             self._popen.wait(_TIMEOUT_SECONDS)
@@ -245,6 +243,12 @@ class _Child:
         assert self._popen.stdout is not None
         with self._popen.stdout as stdout:
             self.output += stdout.read()
+
+    def give(self, data: bytes) -> None:
+        """Write all of its standard input."""
+        assert self._popen.stdin is not None
+        with self._popen.stdin as stdin:
+            stdin.write(data)
 
     def wait_for(self, key: str, value: str | None = None) -> dict[str, Any]:
         """The next line of its output that is a JSON object with `key`, and that value if given."""

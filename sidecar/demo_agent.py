@@ -1,10 +1,10 @@
 """The agent of the demo: correct A2A 1.0 in three bindings, behind a card that misleads.
 
-Run as ``python -m sidecar.demo_agent``. It prints one JSON line, ``{"url": "http://HOST:PORT"}``,
-when it can be reached: there are the card, JSON-RPC at ``/rpc``, HTTP+JSON below ``/rest``, and at
-``/executions`` how often each message was executed. gRPC is served by grpclib, an implementation
-that shares nothing with the sidecar's, on a port of its own; on another port nothing but gRPC's
-"unimplemented" is served, as by a server that was started without its handlers.
+Run as ``python -m sidecar.demo_agent``. When it can be reached it prints one JSON line: the URLs of
+its ``card`` and of its count of ``executions`` by message. On the same port are JSON-RPC at ``/rpc``
+and HTTP+JSON below ``/rest``. gRPC is served by grpclib, an implementation that shares nothing with
+the sidecar's, on a port of its own; on another port nothing but gRPC's "unimplemented" is served, as
+by a server that was started without its handlers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from sidecar.core.spec import (
 )
 from sidecar.core.sse import sse_event
 from sidecar.core.types import Form, Payload
-from sidecar.discovery import CARD_PATH
 from sidecar.wire.http1_server import Http1Limits, Http1Request, serve_http1
 from sidecar.wire.sockets import SocketWire
 
@@ -52,8 +51,9 @@ if TYPE_CHECKING:
     from sidecar.core.types import ErrorRecord, Headers
 
 HOST = "127.0.0.1"
-EXECUTIONS_PATH = "/executions"
 
+_CARD_PATH = "/.well-known/agent-card.json"
+_EXECUTIONS_PATH = "/executions"
 _RPC_PATH = "/rpc"
 _REST_PATH = "/rest"
 _BODY_BYTES = 1024 * 1024
@@ -187,9 +187,9 @@ class HttpFace:
         """Answer one request."""
         path, _, query = request.target.partition("?")
         match request.method, path:
-            case "GET", _ if path == CARD_PATH:
+            case "GET", _ if path == _CARD_PATH:
                 await request.respond(200, _type(JSON_TYPE), self._card)
-            case "GET", _ if path == EXECUTIONS_PATH:
+            case "GET", _ if path == _EXECUTIONS_PATH:
                 counts = json.dumps(self._agent.executions()).encode()
                 await request.respond(200, _type(JSON_TYPE), counts)
             case "POST", _ if path == _RPC_PATH:
@@ -362,7 +362,9 @@ def main() -> int:
     threading.Thread(
         target=lambda: asyncio.run(_serve_grpc(agent, grpc, unserved)), name="grpc", daemon=True
     ).start()
-    sys.stdout.write(json.dumps({"url": f"http://{HOST}:{http_port}"}) + "\n")
+    base = f"http://{HOST}:{http_port}"
+    ready = {"card": base + _CARD_PATH, "executions": base + _EXECUTIONS_PATH}
+    sys.stdout.write(json.dumps(ready) + "\n")
     sys.stdout.flush()
     try:
         trio.run(_serve_http, http, HttpFace(agent, card))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from sidecar.agent import Agent, Generation
+    from sidecar.breaker import Breaker
     from sidecar.core.spec import Binding
     from sidecar.core.types import Call, ErrorRecord, Headers, Interface, Outcome, Reply, Request
     from sidecar.logs import Log
@@ -88,7 +89,12 @@ class Forwarder:
         self._log = log
 
     async def unary(
-        self, agent: Agent, call: Call, *, may_go_on: Callable[[], bool] = _always
+        self,
+        agent: Agent,
+        call: Call,
+        *,
+        breaker: Breaker | None = None,
+        may_go_on: Callable[[], bool] = _always,
     ) -> Result:
         """The answer to a unary call. `may_go_on` is asked before each attempt.
 
@@ -99,7 +105,7 @@ class Forwarder:
             return passage.finish(passage.limit_reached("max_concurrency"))
         agent.in_flight += 1
         try:
-            return await passage.run(passage.unary)
+            return await passage.run(passage.unary, breaker)
         finally:
             agent.in_flight -= 1
 
@@ -109,6 +115,7 @@ class Forwarder:
         call: Call,
         deliver: Deliver,
         *,
+        breaker: Breaker | None = None,
         may_go_on: Callable[[], bool] = _always,
     ) -> Result:
         """Hand each event to `deliver`, and only then take the next; returns how it ended.
@@ -121,7 +128,7 @@ class Forwarder:
             return passage.finish(passage.limit_reached("max_streams"))
         agent.streams += 1
         try:
-            return await passage.run(lambda: passage.stream(deliver))
+            return await passage.run(lambda: passage.stream(deliver), breaker)
         finally:
             agent.streams -= 1
 
@@ -152,14 +159,20 @@ class _Passage:
         self._passed_over: list[str] = []
         self._refusals: list[Result] = []
         self._state: StreamState | None = None
+        self._was_drained = False
 
-    async def run(self, carry: Callable[[], Awaitable[Result]]) -> Result:
-        """Carry the call until it ends, its deadline passes or its caller leaves; count it."""
+    async def run(self, carry: Callable[[], Awaitable[Result]], breaker: Breaker | None) -> Result:
+        """Carry the call until it ends, its time is over or its caller leaves; count it."""
         deadline = self.call.deadline
+        scope = trio.CancelScope(deadline=math.inf if deadline is None else deadline)
+        breakers = [one for one in (breaker, self.agent.breaker) if one is not None]
+        for one in breakers:
+            one.add(scope)
         try:
-            with trio.CancelScope(deadline=math.inf if deadline is None else deadline) as scope:
+            with scope:
                 return self.finish(await carry())
-            assert scope.cancelled_caught
+            if any(one.tripped for one in breakers):
+                return self.finish(self._drained())
             return self.finish(self._caller_ended("the caller's deadline passed"))
         except trio.Cancelled:
             self._count_gone("cancelled")
@@ -173,6 +186,9 @@ class _Passage:
                 "internal error", where="forwarder", call=self.call.id, error=repr(error)
             )
             return self.finish(self._ended_by_bug())
+        finally:
+            for one in breakers:
+                one.discard(scope)
 
     # --- unary --------------------------------------------------------------------------------
 
@@ -417,13 +433,24 @@ class _Passage:
         return self._own_error("DEADLINE_EXCEEDED", message, outcome=ended)
 
     def _ended_by_bug(self) -> Result:
+        ended = self._end_locally()
+        return self._own_error("INTERNAL", "internal error of the sidecar", outcome=ended)
+
+    def _drained(self) -> Result:
+        """The time that a stopping daemon, listener or agent gives its calls is over."""
+        ended = self._end_locally()
+        reason = "DELIVERY_UNKNOWN" if ended.written else "DRAINING"
+        self._was_drained = True
+        return self._own_error(reason, "the sidecar stops serving this call", outcome=ended)
+
+    def _end_locally(self) -> Outcome:
+        """The attempt under way, if there is one, ends on our side."""
         progress = self._progress
-        ended = failover.ended_locally(
-            written=self._interface is not None and progress.written, phase=progress.phase
-        )
+        written = self._interface is not None and progress.written
+        ended = failover.ended_locally(written=written, phase=progress.phase)
         if self._interface is not None:
             self._record(ended)
-        return self._own_error("INTERNAL", "internal error of the sidecar", outcome=ended)
+        return ended
 
     def limit_reached(self, limit: str) -> Result:
         """The refusal of a call above one of the agent's limits."""
@@ -471,6 +498,8 @@ class _Passage:
         assert self._state is not None  # only asked of streams
         if result.error is None:
             return "completed" if self._state.settled else "unfinished"
+        if self._was_drained:
+            return "drained"
         if result.outcome == "cancelled":
             return "cancelled"
         return "broken" if result.outcome == "ambiguous" else "error"

@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from sidecar.config import TcpAddress, UnixAddress
-from sidecar.wire.sockets import SocketWire, WireBroken
 
 if TYPE_CHECKING:
     from sidecar.config import Address
     from sidecar.logs import Log
-    from sidecar.telemetry import Telemetry
 
 _BACKLOG = 1024
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
@@ -32,14 +30,10 @@ _TLS_HANDSHAKE = 0x16
 
 
 class Receiver(Protocol):
-    """What serves the accepted connections."""
+    """What takes the accepted connections."""
 
-    async def serve(self, wire: SocketWire) -> None:
-        """Serve one connection to its end."""
-        ...
-
-    def make_room(self) -> bool:
-        """Close an idle connection; False when there is none."""
+    def receive(self, sock: socket.socket) -> None:
+        """Take one connection; `sock` is the receiver's from now on."""
         ...
 
 
@@ -110,29 +104,18 @@ def _is_live(path: str) -> bool:
 
 
 class Listener:
-    """One bound socket and the connections accepted from it."""
+    """One listening socket."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        address: Address,
-        *,
-        connections: int,
-        stall_seconds: float,
-        telemetry: Telemetry,
-        log: Log,
-    ) -> None:
+    def __init__(self, sock: socket.socket, address: Address, *, log: Log) -> None:
         sock.setblocking(False)
         self.address = address
         if isinstance(address, TcpAddress):
             self.address = TcpAddress(address.host, sock.getsockname()[1])
+        self.receiver: Receiver
+        """Takes connections from now on; may be replaced at any time."""
         self._sock = sock
         self._inode = self._own_inode()
-        self._most = connections
-        self._stall_seconds = stall_seconds
-        self._telemetry = telemetry
         self._log = log
-        self.open_connections = 0
 
     def _own_inode(self) -> int | None:
         if not isinstance(self.address, UnixAddress):
@@ -141,32 +124,28 @@ class Listener:
             return os.stat(self.address.path).st_ino
         return None
 
-    async def serve(self, connections: trio.Nursery, receiver: Receiver) -> None:
-        """Accept until cancelled; `receiver` serves each connection.
-
-        Connections run in `connections`, so that they may outlive the accepting. At the limit the
-        longest idle one makes room for a new one.
-        """
+    async def run(self) -> None:
+        """Accept until cancelled, and close."""
         try:
             while True:
-                sock = await self._accept()
-                if sock is None:
+                await trio.lowlevel.wait_readable(self._sock)
+                try:
+                    sock = self._sock.accept()[0]
+                except BlockingIOError:
                     continue
-                if self.open_connections >= self._most and not receiver.make_room():
-                    sock.close()
-                    self._telemetry.limit("connections")
-                    self._log.limited(
-                        ("connections", str(self.address)),
-                        "warning",
-                        "connection refused",
-                        listener=str(self.address),
-                        limit=self._most,
-                    )
+                except OSError as error:
+                    await self._cannot_accept(error)
                     continue
-                self.open_connections += 1
-                connections.start_soon(self._connection, sock, receiver)
+                self.receiver.receive(sock)
         finally:
             self.close()
+
+    async def _cannot_accept(self, error: OSError) -> None:
+        """A client that is gone again is nothing; without descriptors it is better to wait."""
+        if error.errno in _OUT_OF_RESOURCES:
+            reason = os.strerror(error.errno or 0)
+            self._log.limited(("accept", error.errno), "error", "cannot accept", error=reason)
+            await trio.sleep(_ACCEPT_PAUSE_SECONDS)
 
     def close(self) -> None:
         """Stop listening; a Unix socket's file goes if it is still ours."""
@@ -176,40 +155,6 @@ class Listener:
                 if os.stat(self.address.path).st_ino == self._inode:
                     os.unlink(self.address.path)
         self._inode = None
-
-    async def _accept(self) -> socket.socket | None:
-        await trio.lowlevel.wait_readable(self._sock)
-        try:
-            return self._sock.accept()[0]
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            if error.errno in _OUT_OF_RESOURCES:
-                self._log.limited(
-                    ("accept", error.errno),
-                    "error",
-                    "cannot accept",
-                    error=os.strerror(error.errno),
-                )
-                await trio.sleep(_ACCEPT_PAUSE_SECONDS)
-            return None
-
-    async def _connection(self, sock: socket.socket, receiver: Receiver) -> None:
-        wire: SocketWire | None = None
-        try:
-            wire = SocketWire(sock, stall_seconds=self._stall_seconds, peer="local")
-            await receiver.serve(wire)
-        except (OSError, WireBroken, trio.BrokenResourceError):
-            pass  # the peer is gone, which is its right
-        except Exception as error:
-            self._telemetry.internal_error("connection")
-            self._log.error("internal error", where="connection", error=repr(error))
-        finally:
-            self.open_connections -= 1
-            if wire is None:
-                sock.close()
-            else:
-                wire.abort()
 
 
 def is_tls(first: bytes) -> bool:

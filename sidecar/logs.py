@@ -157,6 +157,11 @@ class Log:
         self._writer = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._writer.start()
 
+    def configure(self, *, level: Level, form: Literal["text", "json"]) -> None:
+        """Change what is logged, and how, from the next line on."""
+        self._threshold = _RANK[level]
+        self._line = _json_line if form == "json" else _text_line
+
     def debug(self, event: str, /, **fields: object) -> None:
         """A line for people who look for a defect."""
         self._log("debug", event, fields)

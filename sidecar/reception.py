@@ -10,21 +10,28 @@ from sidecar.doors.grpc import GrpcDoor
 from sidecar.listener import is_http2, is_tls
 from sidecar.wire.http1_server import Connections, Http1Limits, serve_http1
 from sidecar.wire.http2_server import HTTP2_REFUSAL, Http2Limits, Http2ServerConnection
+from sidecar.wire.sockets import SocketWire, WireBroken
 
 if TYPE_CHECKING:
+    import socket
+
+    from sidecar.breaker import Breaker
     from sidecar.config import Limits
     from sidecar.core.types import Headers
     from sidecar.logs import Log
     from sidecar.telemetry import Telemetry
     from sidecar.wire.http1_server import Http1Request
-    from sidecar.wire.sockets import SocketWire
 
 # A client that connects and says nothing is as idle as one between two requests.
 _SILENT_SECONDS = 300.0
+# After its calls were broken off, a connection has this long to tell its client so.
+_LAST_WORDS_SECONDS = 2.0
 
 
 class Door(Protocol):
     """What answers requests."""
+
+    breaker: Breaker
 
     async def serve(self, request: Http1Request) -> None:
         """Answer one HTTP/1.1 request."""
@@ -36,18 +43,21 @@ class Door(Protocol):
 
 
 class Reception:
-    """The connections of one listener."""
+    """The connections that one listener accepts under one configuration."""
 
     def __init__(
         self,
         door: Door,
         *,
         limits: Limits,
+        max_connections: int,
         max_streams: int,
         telemetry: Telemetry,
         log: Log,
     ) -> None:
         self._door = door
+        self._stall_seconds = limits.stall_seconds
+        self._most = max_connections
         self._telemetry = telemetry
         self._log = log
         self._http1_limits = Http1Limits(
@@ -60,9 +70,67 @@ class Reception:
         )
         self._http1 = Connections()
         self._http2: set[Http2ServerConnection] = set()
+        self._open = 0
+        self._nursery: trio.Nursery
+        self._retired = trio.Event()
+        self._last_gone = trio.Event()
+        self.ended = trio.Event()
+        """It was retired, and its last connection has ended."""
+        self._drain_seconds = 0.0
 
-    async def serve(self, wire: SocketWire) -> None:
-        """Serve one connection to its end."""
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve connections until it is retired and the last one has ended."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            await self._retired.wait()
+            self._http1.begin_closing()
+            for connection in self._http2:
+                connection.drain()
+            self._nursery.start_soon(self._end_drain, self._nursery.cancel_scope)
+            if self._open:
+                await self._last_gone.wait()
+            self._nursery.cancel_scope.cancel()
+        self.ended.set()
+
+    async def _end_drain(self, scope: trio.CancelScope) -> None:
+        await trio.sleep(self._drain_seconds)
+        self._door.breaker.trip()
+        scope.deadline = trio.current_time() + _LAST_WORDS_SECONDS
+
+    def retire(self, drain_seconds: float) -> None:
+        """Take nothing new; what is under way has `drain_seconds`, then it is told to end."""
+        self._drain_seconds = drain_seconds
+        self._retired.set()
+
+    def receive(self, sock: socket.socket) -> None:
+        """Serve an accepted connection. At the limit the longest idle one makes room."""
+        if self._open >= self._most and not self._http1.close_longest_idle():
+            sock.close()
+            self._telemetry.limit("connections")
+            self._warn(f"limits.connections ({self._most}) is reached")
+            return
+        self._open += 1
+        self._nursery.start_soon(self._connection, sock)
+
+    async def _connection(self, sock: socket.socket) -> None:
+        wire: SocketWire | None = None
+        try:
+            wire = SocketWire(sock, stall_seconds=self._stall_seconds, peer="local")
+            await self._serve(wire)
+        except (OSError, WireBroken, trio.BrokenResourceError):
+            pass  # the peer is gone, which is its right
+        except Exception as error:
+            self._bug("connection", error)
+        finally:
+            self._open -= 1
+            if not self._open and self._retired.is_set():
+                self._last_gone.set()
+            if wire is None:
+                sock.close()
+            else:
+                wire.abort()
+
+    async def _serve(self, wire: SocketWire) -> None:
         first = b""
         with trio.CancelScope(deadline=trio.current_time() + _SILENT_SECONDS):
             first = await wire.receive()
@@ -99,16 +167,6 @@ class Reception:
             await connection.serve(first)
         finally:
             self._http2.discard(connection)
-
-    def begin_closing(self) -> None:
-        """Drain: no new requests after those that are on their way."""
-        self._http1.begin_closing()
-        for connection in self._http2:
-            connection.drain()
-
-    def make_room(self) -> bool:
-        """Close the longest idle connection; False when all are in use."""
-        return self._http1.close_longest_idle()
 
     def _warn(self, what: str) -> None:
         self._log.limited(what, "warning", "connection closed", reason=what)

@@ -39,7 +39,11 @@ class Place:
 class CardDesk:
     """Fetches, rewrites and serves the cards of all agents."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self) -> None:
+        self._places: Sequence[Place] = ()
+
+    def use(self, places: Sequence[Place]) -> None:
+        """From now on cards lead to these listeners."""
         self._places = places
 
     def is_card_path(self, path: str) -> bool:

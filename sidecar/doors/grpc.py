@@ -144,7 +144,7 @@ class GrpcDoor(HttpDoor):
             if operation.streaming:
                 await self._stream(nursery, agent, call, reply)
             else:
-                result = await self._house.forwarder.unary(agent, call)
+                result = await self._house.forwarder.unary(agent, call, breaker=self.breaker)
                 if operation is GET_EXTENDED_CARD and result.payload is not None:
                     result.payload = self._house.cards.rewrite_answer(
                         result.payload, agent.name, self._place, authority
@@ -155,7 +155,9 @@ class GrpcDoor(HttpDoor):
     async def _stream(self, nursery: trio.Nursery, agent: Agent, call: Call, reply: _Reply) -> None:
         nursery.start_soon(reply.keep_alive, self._house.limits.keepalive_seconds)
         try:
-            result = await self._house.forwarder.stream(agent, call, reply.event)
+            result = await self._house.forwarder.stream(
+                agent, call, reply.event, breaker=self.breaker
+            )
         except CallerGone:
             return
         await reply.end(result)

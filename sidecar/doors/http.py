@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from sidecar.breaker import Breaker
 from sidecar.config import TcpAddress
 from sidecar.core import door, errors, relay
 from sidecar.core.http_common import JSON_TYPE, SSE_TYPE
@@ -19,14 +20,14 @@ from sidecar.forwarder import CallerGone
 from sidecar.wire.http1_server import BodyTooLarge, PeerGone, Stalled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from sidecar.agent import Agent
     from sidecar.config import Limits
     from sidecar.core.spec import Operation
     from sidecar.core.types import ErrorRecord, Headers, Payload
     from sidecar.doors.cards import CardDesk, Place
-    from sidecar.forwarder import Forwarder, Result
+    from sidecar.forwarder import Deliver, Forwarder, Result
     from sidecar.wire.http1_server import Http1Request
 
 
@@ -47,6 +48,8 @@ class HttpDoor(ABC):
     def __init__(self, house: House, place: Place) -> None:
         self._house = house
         self._place = place
+        self.breaker = Breaker()
+        """Ends this door's calls when its drain is over."""
 
     async def serve(self, request: Http1Request) -> None:
         """Answer one request."""
@@ -109,12 +112,17 @@ class HttpDoor(ABC):
         forwarder = self._house.forwarder
         if call.operation.streaming:
             stream = _SseStream(request, reply, self._house.limits.keepalive_seconds)
-            await stream.run(forwarder, agent, call)
+            await stream.run(
+                lambda deliver: forwarder.stream(agent, call, deliver, breaker=self.breaker)
+            )
             return
         with trio.CancelScope() as scope:
             request.gone.then(scope.cancel)
             result = await forwarder.unary(
-                agent, call, may_go_on=lambda: not request.half_closed.is_set()
+                agent,
+                call,
+                breaker=self.breaker,
+                may_go_on=lambda: not request.half_closed.is_set(),
             )
             if call.operation is GET_EXTENDED_CARD and result.payload is not None:
                 authority = header(request.headers, "host") or ""
@@ -176,15 +184,15 @@ class _SseStream:
         self._last_write = trio.current_time()
         self._started = False
 
-    async def run(self, forwarder: Forwarder, agent: Agent, call: Call) -> None:
-        """Relay the stream until it ends or the client leaves."""
+    async def run(self, carry: Callable[[Deliver], Awaitable[Result]]) -> None:
+        """Relay the stream that `carry` delivers until it ends or the client leaves."""
         async with trio.open_nursery() as nursery:
             # A client that has sent its request and closed its side has left the stream.
             self._request.half_closed.then(nursery.cancel_scope.cancel)
             self._request.gone.then(nursery.cancel_scope.cancel)
             nursery.start_soon(self._keep_alive)
             with contextlib.suppress(CallerGone, PeerGone):
-                await self._finish(await forwarder.stream(agent, call, self._event))
+                await self._finish(await carry(self._event))
             nursery.cancel_scope.cancel()
 
     async def _keep_alive(self) -> None:

@@ -144,6 +144,8 @@ class Http2Connection(Link):
         self._pseudo: Headers = [(":scheme", scheme), (":authority", authority)]
         self._keepalive_seconds = keepalive_seconds
         self._on_change = on_change
+        self._gone_away = False
+        """No new stream is possible, not even for those who have a place."""
         self._reserved = 0
         self._opens: deque[Http2Exchange] = deque()
         self._streams: dict[int, Http2Exchange] = {}
@@ -258,13 +260,14 @@ class Http2Connection(Link):
         request can still be put on another connection as if nothing had been. A cancelled call is
         withdrawn, or reset when it was begun.
         """
+        entitled = self._reserved > 0 and not self._gone_away
         if self._reserved:
             self._reserved -= 1
         exchange = Http2Exchange(self, request, progress)
         lost = self.lost or self._fault
         if lost is not None:
             raise progress.broken(lost.cause, detail=lost.detail)
-        if self.leaving:
+        if self.leaving and not entitled:
             self._changed()
             raise NotBegun(Break.GOAWAY, detail="the connection is leaving")
         self._opens.append(exchange)
@@ -333,7 +336,7 @@ class Http2Connection(Link):
             else:
                 self._complete.append(exchange)
             if exchange.id > MAX_STREAM_ID - 4:
-                self.leaving = True
+                self.leaving = self._gone_away = True
 
     def _finished(self, flow: Flow) -> None:
         assert isinstance(flow, Http2Exchange)
@@ -439,7 +442,7 @@ class Http2Connection(Link):
         self._changed()
 
     def _goes_away(self, last_stream_id: int, code: int, detail: str) -> None:
-        self.leaving = True
+        self.leaving = self._gone_away = True
         self.calm_down = self.calm_down or code == ENHANCE_YOUR_CALM
         for exchange in [each for each in self._streams.values() if each.id > last_stream_id]:
             self._fail(exchange, Break.GOAWAY, code=code, detail=detail)

@@ -10,6 +10,8 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, Event, StreamEnded
 
+from sidecar.wire.sockets import WireBroken
+
 if TYPE_CHECKING:
     from tests.wire.memory import MemoryWire
 
@@ -90,7 +92,10 @@ class Peer:
 
     async def read(self) -> bool:
         """Take one chunk; False at the end."""
-        data = await self.wire.receive()
+        try:
+            data = await self.wire.receive()
+        except WireBroken:
+            return False
         if not data:
             return False
         for event in self.h2.receive_data(data):
