@@ -20,6 +20,7 @@ from sidecar.core import card as cards
 from sidecar.core import failover
 from sidecar.core.addresses import kind_of
 from sidecar.core.card import Card, CardError, CardOrigin, CardPolicy
+from sidecar.credentials import Credentials, CredentialsUnavailable
 from sidecar.discovery import NO_VALIDATORS, CardFetchError, CardSource, resolve_source
 from sidecar.upstream import Sizes, Timeouts, Upstream
 from sidecar.wire import fetch as fetching
@@ -28,6 +29,8 @@ from sidecar.wire.tls import TlsIdentity
 if TYPE_CHECKING:
     import random
     from collections.abc import Mapping, Sequence
+
+    import httpx
 
     from sidecar.config import AgentConfig, Limits
     from sidecar.core.types import Attempt, Interface
@@ -126,19 +129,28 @@ class Agent:
         self._log = log
         self._rng = rng
         identity = identity_of(config)
-        # Where the card is fetched from is the operator's word: no address is refused.
-        client = fetching.client(dialer, identity=identity, permit=lambda _: "")
-        self._source = CardSource(resolve_source(config.card, config.card_exact), client)
+
+        def client() -> httpx.AsyncClient:
+            # Where cards and tokens are fetched from is the operator's word: no address is refused.
+            return fetching.client(
+                dialer, identity=identity, permit=lambda _: "", proxy=config.proxy
+            )
+
+        self.credentials = Credentials(config.auth, client=client, log=log, rng=rng)
+        self._discovery = Credentials(config.discovery_auth, client=client, log=log, rng=rng)
+        self._source = CardSource(resolve_source(config.card, config.card_exact), client())
         self._connections = Connections(
             dialer,
             identity=identity,
             header_bytes=limits.header_bytes,
             connect_timeout=config.connect_timeout_seconds,
+            proxy=config.proxy,
         )
         self.upstream = Upstream(
             self._connections.get,
             timeouts=Timeouts(config.response_timeout_seconds, config.stream_open_timeout_seconds),
             sizes=Sizes(limits.response_bytes, limits.event_bytes),
+            credentials=self.credentials.headers,
         )
         self._validators = NO_VALIDATORS
         self._fetched_at = 0.0
@@ -338,6 +350,8 @@ class Agent:
             if self.generation is not None and self.fetched is not None:
                 self._connections.use(self.generation.card, self._policy(self.fetched).addresses)
             nursery.start_soon(self._keep_card)
+            nursery.start_soon(self.credentials.run)
+            nursery.start_soon(self._discovery.run)
 
     async def _keep_card(self) -> None:
         while True:
@@ -371,8 +385,9 @@ class Agent:
 
     async def _fetch(self, began_under: Generation | None) -> None:
         try:
-            fetched = await self._source.fetch(self._validators)
-        except CardFetchError as error:
+            headers = await self._discovery.headers()
+            fetched = await self._source.fetch(self._validators, headers=headers)
+        except (CardFetchError, CredentialsUnavailable) as error:
             self._failed("error", str(error))
             return
         if self.generation is not began_under:
@@ -483,6 +498,7 @@ def policy_of(
         trusted_hosts=frozenset(config.trusted_hosts),
         prefer=config.prefer,
         own_addresses=own_addresses,
+        credentials_configured=config.has_credentials,
     )
 
 

@@ -124,13 +124,14 @@ def _load(options: argparse.Namespace) -> Config:
 def _run(options: argparse.Namespace) -> int:
     import trio  # noqa: PLC0415
 
+    from sidecar.credentials import CredentialsUnavailable  # noqa: PLC0415
     from sidecar.daemon import Daemon  # noqa: PLC0415
     from sidecar.listener import BindError  # noqa: PLC0415
 
     loaded = _load(options)
     try:
         trio.run(Daemon(loaded, path=None if options.agents else options.config).run)
-    except BindError as error:
+    except (BindError, CredentialsUnavailable) as error:
         print(f"a2a-sidecar: {error}", file=sys.stderr)
         return _FAILED
     except BaseExceptionGroup as group:

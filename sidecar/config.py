@@ -28,6 +28,7 @@ from pydantic_core import ErrorDetails
 from sidecar import config_values as values
 from sidecar.config_values import (
     Address,
+    SecretRef,
     TcpAddress,
     UnixAddress,
     nearest,
@@ -42,12 +43,15 @@ __all__ = [
     "Address",
     "AdminConfig",
     "AgentConfig",
+    "AuthConfig",
     "Config",
     "ConfigError",
     "Limits",
     "ListenerConfig",
     "LogConfig",
+    "OAuthConfig",
     "Problem",
+    "SecretRef",
     "TcpAddress",
     "TlsConfig",
     "UnixAddress",
@@ -140,6 +144,32 @@ class TlsConfig(_Table):
     """Expected in the certificate instead of the host in the URL."""
 
 
+Secret: TypeAlias = Annotated[SecretRef, PlainValidator(values.secret), _STRING, _AS_TEXT]
+HeaderName: TypeAlias = Annotated[str, AfterValidator(values.header_name)]
+HttpUrl: TypeAlias = Annotated[str, PlainValidator(values.http_url), _STRING]
+
+
+class OAuthConfig(_Table):
+    """OAuth 2.0 client credentials."""
+
+    token_url: HttpUrl
+    """The token endpoint, or a discovery document below ``/.well-known/`` that names it."""
+    client_id: Secret
+    client_secret: Secret
+    scopes: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    resource: str = ""
+
+
+class AuthConfig(_Table):
+    """What is sent along: each value is ``file:PATH``, ``env:NAME`` or ``credential:NAME``."""
+
+    headers: Annotated[
+        Mapping[HeaderName, Secret], AfterValidator(MappingProxyType), PlainSerializer(dict)
+    ] = Field(default_factory=lambda: MappingProxyType({}))
+    bearer: Secret | None = None
+    oauth: OAuthConfig | None = None
+
+
 class AgentConfig(_Table):
     """One remote agent. Two are equal when no key has changed its value."""
 
@@ -167,7 +197,19 @@ class AgentConfig(_Table):
     max_concurrency: Count = 256
     """Unary calls at once."""
     max_streams: Count = 256
+    proxy: Annotated[str, PlainValidator(values.proxy), _STRING] | None = None
+    """``http://HOST:PORT``: calls and card fetches go through it by CONNECT."""
     tls: TlsConfig = TlsConfig()
+    auth: AuthConfig = AuthConfig()
+    """For calls."""
+    discovery_auth: AuthConfig = AuthConfig()
+    """For fetches of the card."""
+
+    @property
+    def has_credentials(self) -> bool:
+        """Whether calls carry anything that only the agent may see."""
+        auth = self.auth
+        return bool(auth.headers or auth.bearer or auth.oauth or self.tls.client_cert_file)
 
 
 class Limits(_Table):
@@ -372,6 +414,10 @@ def _combinations(data: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         for one, other in (pair, pair[::-1]):
             if one in tls and other not in tls:
                 yield ("agents", name, "tls", one), f"needs {other} beside it"
+        for key in ("auth", "discovery_auth"):
+            auth = _table(_table(agent).get(key))
+            if "bearer" in auth and "oauth" in auth:
+                yield ("agents", name, key, "bearer"), "and oauth exclude each other"
     limits = _table(data.get("limits"))
     keepalive, stall = (
         limits.get(key, Limits.model_fields[key].default)
@@ -438,10 +484,16 @@ def effective(config: Config) -> str:
         blocks.append(_block("[[listeners]]", listener))
     blocks.append(_block("[admin]", plain["admin"]))
     for name, agent in plain["agents"].items():
-        tls = agent.pop("tls")
+        tables = {key: agent.pop(key) for key in ("tls", "auth", "discovery_auth")}
         blocks.append(_block(f"[agents.{name}]", agent))
-        if tls:
-            blocks.append(_block(f"[agents.{name}.tls]", tls))
+        for key, table in tables.items():
+            inner = {one: table.pop(one) for one in ("headers", "oauth") if table.get(one)}
+            table.pop("headers", None)
+            if table:
+                blocks.append(_block(f"[agents.{name}.{key}]", table))
+            blocks += [
+                _block(f"[agents.{name}.{key}.{one}]", value) for one, value in inner.items()
+            ]
     blocks += [_block(f"[{name}]", plain[name]) for name in ("limits", "log")]
     return "\n".join(blocks)
 

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationInfo
@@ -24,6 +24,15 @@ RESERVED_NAMES: frozenset[str] = frozenset({"agents", "tasks", "card", "other", 
 """Names that would be mistaken for a path, a host or a metric label."""
 
 _AGENT_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CREDENTIAL = re.compile(r"[A-Za-z0-9_.-]+")
+_HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_PER_HOP_HEADERS = frozenset(
+    {
+        "connection", "content-length", "content-type", "host", "keep-alive", "te", "trailer",
+        "transfer-encoding", "upgrade", "accept", "accept-encoding", "expect", "cookie",
+    }
+)  # fmt: skip
 _HOST_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?(?:\.[a-z0-9_-]+)*")
 _HOST_PORT = re.compile(r"(?:\[(?P<v6>[^\]]*)\]|(?P<host>[^:\[\]]*)):(?P<port>[0-9]{1,5})")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -54,6 +63,17 @@ class UnixAddress:
 
 
 Address: TypeAlias = TcpAddress | UnixAddress
+
+
+@dataclass(frozen=True, slots=True)
+class SecretRef:
+    """Where a secret is: in a file, a variable of the environment, or a systemd credential."""
+
+    scheme: Literal["file", "env", "credential"]
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.scheme}:{self.name}"
 
 
 # --- words for messages -----------------------------------------------------------------------
@@ -200,6 +220,59 @@ def host(value: object) -> str:
         pass
     if _HOST_NAME.fullmatch(text) is None:
         msg = f"must be a host alone, without scheme, port or path, not {shown(value)}"
+        raise ValueError(msg)
+    return text
+
+
+def secret(value: object, info: ValidationInfo) -> SecretRef:
+    """A reference to a secret; a secret itself is refused without being shown."""
+    if isinstance(value, SecretRef):
+        return value
+    scheme, colon, name = _text(value).partition(":")
+    if not colon or scheme not in ("file", "env", "credential"):
+        msg = "must be file:PATH, env:NAME or credential:NAME; secrets do not belong into this file"
+        raise ValueError(msg)
+    match scheme:
+        case "file":
+            return SecretRef("file", str(existing_file(name, info)))
+        case "env":
+            pattern, kind = _VARIABLE, "a variable's name"
+        case _:
+            pattern, kind = _CREDENTIAL, "a credential's name"
+    if pattern.fullmatch(name) is None:
+        msg = f"{shown(name)} is not {kind}"
+        raise ValueError(msg)
+    return SecretRef("env" if scheme == "env" else "credential", name)
+
+
+def header_name(name: str) -> str:
+    """A header that may be set; those that belong to a connection are not configurable."""
+    lower = name.lower()
+    if _HEADER.fullmatch(name) is None:
+        msg = f"{shown(name)} is not a header's name"
+        raise ValueError(msg)
+    if lower in _PER_HOP_HEADERS or lower.startswith(("a2a-", "grpc-")):
+        msg = f"the header {shown(name)} is set by the sidecar itself"
+        raise ValueError(msg)
+    return lower
+
+
+def http_url(value: object) -> str:
+    """An absolute http(s) URL without credentials."""
+    text = _text(value)
+    if not text.isprintable() or not text.lower().startswith(("http://", "https://")):
+        msg = f"must be an http:// or https:// URL, not {shown(value)}"
+        raise ValueError(msg)
+    _check_url(text)
+    return text
+
+
+def proxy(value: object) -> str:
+    """``http://HOST:PORT`` of a proxy for CONNECT."""
+    text = http_url(value)
+    parts = urlsplit(text)
+    if parts.scheme.lower() != "http" or parts.port is None or parts.path not in {"", "/"}:
+        msg = "must be http://HOST:PORT"
         raise ValueError(msg)
     return text
 

@@ -36,11 +36,13 @@ class Connections:
         identity: TlsIdentity,
         header_bytes: int,
         connect_timeout: float,
+        proxy: str | None = None,
     ) -> None:
         self._dialer = dialer
         self._identity = identity
         self._header_bytes = header_bytes
         self._connect_timeout = connect_timeout
+        self._proxy = proxy
         self._nursery: trio.Nursery | None = None
         self._policy: AddressPolicy | None = None
         self._pools: dict[_Key, Http1Pool | Http2Pool] = {}
@@ -102,7 +104,7 @@ class Connections:
 
         async def dial() -> Wire:
             return await self._dialer.dial(
-                origin, alpn=alpn, identity=self._identity, permit=permit
+                origin, alpn=alpn, identity=self._identity, permit=permit, proxy=self._proxy
             )
 
         return dial

@@ -14,6 +14,7 @@ from sidecar.admin import Admin
 from sidecar.agent import Agent
 from sidecar.config import ConfigError, TcpAddress
 from sidecar.core.spec import Binding
+from sidecar.credentials import CredentialsUnavailable, check_secrets
 from sidecar.doors.cards import CardDesk, Place
 from sidecar.doors.grpc import GrpcDoor
 from sidecar.doors.http import House, HttpDoor
@@ -105,9 +106,12 @@ class Daemon:
     # --- life ---------------------------------------------------------------------------------
 
     async def run(self, *, on_ready: Callable[[Daemon], None] | None = None) -> None:
-        """Serve until SIGTERM or SIGINT, then drain; raises BindError before anything runs."""
+        """Serve until SIGTERM or SIGINT, then drain.
+
+        Raises BindError and CredentialsUnavailable before anything runs.
+        """
         try:
-            bound = self._bind(self._config)
+            bound = self._prepare(self._config)
             async with trio.open_nursery() as self._nursery:
                 await self._apply(self._config, bound)
                 self._nursery.start_soon(self._watch_signals)
@@ -174,13 +178,10 @@ class Daemon:
         self._notifier.reloading()
         try:
             loaded = await trio.to_thread.run_sync(config.load, self._path)
-            bound = self._bind(loaded)
-        except ConfigError as error:
+            bound = self._prepare(loaded)
+        except (ConfigError, BindError, CredentialsUnavailable) as error:
             for line in str(error).splitlines():
                 self._log.error("reload failed", problem=line)
-            self._telemetry.reloaded(successful=False)
-        except BindError as error:
-            self._log.error("reload failed", problem=str(error))
             self._telemetry.reloaded(successful=False)
         else:
             await self._apply(loaded, bound)
@@ -188,8 +189,14 @@ class Daemon:
             self._log.info("reloaded", agents=",".join(self._agents))
         self._notifier.ready(self._summary())
 
-    def _bind(self, loaded: Config) -> dict[Address, Listener]:
-        """Listen on every address of `loaded` that is not open yet, or on none; raises BindError."""
+    def _prepare(self, loaded: Config) -> dict[Address, Listener]:
+        """Do all of `loaded` that can fail, or nothing: read secrets, listen on new addresses.
+
+        Raises CredentialsUnavailable and BindError.
+        """
+        for agent_config in loaded.agents.values():
+            check_secrets(agent_config.auth, self._log)
+            check_secrets(agent_config.discovery_auth, self._log)
         bound: dict[Address, Listener] = {}
         try:
             for address, mode in _addresses(loaded):

@@ -18,6 +18,7 @@ from sidecar.core import errors, failover, tenant
 from sidecar.core.convert import InvalidMessage
 from sidecar.core.stream_state import StreamState
 from sidecar.core.types import Attempt, Kind, Payload, Phase
+from sidecar.credentials import CredentialsUnavailable
 from sidecar.upstream import Ended
 from sidecar.wire.exchange import Progress
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 # No attempt begins this close to the caller's deadline.
 _DEADLINE_MARGIN_SECONDS = 0.05
+_UNAUTHENTICATED = 16
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,6 +155,7 @@ class _Passage:
         self._began = trio.current_time()
         self._upstream_seconds = 0.0
         self._attempt_began = self._began
+        self._sent_headers: Headers = []
         self._interface: Interface | None = None
         """Of the attempt under way."""
         self._progress = Progress()
@@ -174,6 +177,8 @@ class _Passage:
             if any(one.tripped for one in breakers):
                 return self.finish(self._drained())
             return self.finish(self._caller_ended("the caller's deadline passed"))
+        except CredentialsUnavailable as error:
+            return self.finish(self._own_error("CREDENTIALS_UNAVAILABLE", str(error)))
         except trio.Cancelled:
             self._count_gone("cancelled")
             raise
@@ -206,7 +211,7 @@ class _Passage:
                 continue
             if not self._may_begin():
                 return self._caller_ended("the caller left, or its deadline passed")
-            self._begin(interface)
+            self._begin(interface, request)
             ended = await self.agent.upstream.unary(interface, self.call, request, self._progress)
             outcome = self._settle(generation, index, turn.moves, ended)
             if outcome.kind is Kind.ANSWERED:
@@ -238,7 +243,7 @@ class _Passage:
                 continue
             if not self._may_begin():
                 return self._caller_ended("the caller left, or its deadline passed")
-            self._begin(interface)
+            self._begin(interface, request)
             opened = await self.agent.upstream.open_stream(
                 interface, self.call, request, self._progress
             )
@@ -296,7 +301,7 @@ class _Passage:
         near = deadline is not None and deadline - trio.current_time() < _DEADLINE_MARGIN_SECONDS
         return not near and self._may_go_on()
 
-    def _begin(self, interface: Interface) -> None:
+    def _begin(self, interface: Interface, request: Request) -> None:
         if self.attempts:
             failed = self.attempts[-1]
             self._telemetry.failover(
@@ -306,6 +311,7 @@ class _Passage:
         self._interface = interface
         self._progress = Progress()
         self._attempt_began = trio.current_time()
+        self._sent_headers = request.headers
 
     def _record(self, outcome: Outcome, detail: str = "") -> Attempt:
         """The attempt under way has ended."""
@@ -338,6 +344,8 @@ class _Passage:
             self._log_ending("ambiguous", attempt)
         elif outcome.kind is Kind.ANSWERED:
             self.agent.answered()
+            if ended.facts.http_status == 401 or ended.facts.grpc_status == _UNAUTHENTICATED:
+                self.agent.credentials.rejected(self._sent_headers)
         if advance:
             self.agent.advance(generation, index, moves)
         if outcome.refresh:

@@ -34,7 +34,7 @@ from sidecar.core.types import (
 from sidecar.wire.exchange import ExchangeBroken, Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from sidecar.core.types import Broken, Call, Interface
     from sidecar.wire.exchange import Exchange, Pool
@@ -76,6 +76,10 @@ class Ended:
     """For the log."""
 
 
+async def _no_credentials() -> Headers:
+    return []
+
+
 class Upstream:
     """Carries out attempts over the pools of one agent."""
 
@@ -85,10 +89,13 @@ class Upstream:
         *,
         timeouts: Timeouts,
         sizes: Sizes,
+        credentials: Callable[[], Awaitable[Headers]] = _no_credentials,
     ) -> None:
+        """`credentials` gives the configured ones, and may raise what its owner understands."""
         self._pool = pool
         self._timeouts = timeouts
         self._sizes = sizes
+        self._credentials = credentials
         self._subscribes_by_get: set[tuple[object, ...]] = set()
 
     async def encode(self, call: Call, interface: Interface) -> Request:
@@ -109,7 +116,13 @@ class Upstream:
             case _:
                 assert_never(interface.binding)
         request.headers.append(_USER_AGENT)
-        return request
+        own = await self._credentials()
+        if not own:
+            return request
+        # What is configured wins over what the caller brings.
+        names = {name for name, _ in own}
+        kept = [pair for pair in request.headers if pair[0] not in names]
+        return replace(request, headers=[*kept, *own])
 
     async def unary(
         self, interface: Interface, call: Call, request: Request, progress: Progress

@@ -13,19 +13,26 @@ from typing import Any
 import msgspec
 
 from sidecar.core import convert, payload, spec
+from sidecar.core.error_details import (
+    DETAILS_BYTES,
+    OWN_DOMAIN,
+    as_object,
+    disowned,
+    error_info,
+    infos_of,
+    is_info,
+    shortened,
+    size_of,
+    strings_only,
+    told_by,
+    trimmed,
+    typed_objects,
+)
 from sidecar.core.spec import Binding, ErrorType
 from sidecar.core.types import Attempt, ErrorRecord, Headers, header
 
-OWN_DOMAIN = "a2a-sidecar"
-_FOREIGN_DOMAIN = "a2a-sidecar.upstream"
-
 # Headers of an error that mean something to a client.
 _ERROR_HEADERS = ("retry-after", "www-authenticate")
-# grpcio's default limit on all metadata of one block is 8 KiB; what we add stays well below.
-_MESSAGE_BYTES = 1024
-_DETAILS_BYTES = 3072
-_MOST_ATTEMPTS = 8
-
 # Our own reasons: HTTP status, gRPC status, JSON-RPC code (DESIGN 3.8).
 OWN_REASONS: dict[str, tuple[int, int, int]] = {
     "NOT_DELIVERED": (503, 14, -32603),
@@ -68,10 +75,8 @@ def own(
     known = {"agent": agent, "call": call, "delivered": delivered or ""}
     info = {key: value for key, value in known.items() if value}
     info.update(metadata or {})
-    for number, attempt in enumerate(attempts[:_MOST_ATTEMPTS], 1):
+    for number, attempt in enumerate(attempts, 1):
         info[f"attempt-{number}"] = describe(attempt)
-    if len(attempts) > _MOST_ATTEMPTS:
-        info["attempts-left-out"] = str(len(attempts) - _MOST_ATTEMPTS)
     headers = list(headers or ())
     if http_status == 503 and header(headers, "retry-after") is None:
         headers.append(("retry-after", "1"))
@@ -81,7 +86,7 @@ def own(
         grpc_status=grpc_status,
         message=message,
         reason=reason,
-        details=(_error_info(reason, OWN_DOMAIN, info),),
+        details=(error_info(reason, OWN_DOMAIN, info),),
         headers=headers,
         delivered=delivered,
         kept_status=kept_status,
@@ -104,7 +109,7 @@ def standard(
         grpc_status=kind.grpc_status,
         message=message,
         reason=kind.reason,
-        details=(_error_info(kind.reason, spec.A2A_DOMAIN, metadata or {}),),
+        details=(error_info(kind.reason, spec.A2A_DOMAIN, metadata or {}),),
     )
 
 
@@ -118,15 +123,13 @@ def refused(status: int, headers: Headers, *, grpc_status: int | None = None) ->
         grpc_status=grpc_status,
         message=f"the agent answered HTTP {status} without an A2A error",
         reason="AGENT_REFUSED",
-        details=(_error_info("AGENT_REFUSED", OWN_DOMAIN, {"status": str(status)}),),
+        details=(_refusal(str(status)),),
         headers=_error_headers(headers),
     )
 
 
-def _error_info(reason: str, domain: str, metadata: dict[str, str]) -> bytes:
-    return msgspec.json.encode(
-        {"@type": spec.ERROR_INFO_TYPE, "reason": reason, "domain": domain, "metadata": metadata}
-    )
+def _refusal(status: str) -> bytes:
+    return error_info("AGENT_REFUSED", OWN_DOMAIN, {"status": status})
 
 
 def _error_headers(headers: Headers) -> Headers:
@@ -135,9 +138,24 @@ def _error_headers(headers: Headers) -> Headers:
 
 # --- reading an agent's -----------------------------------------------------------------------
 
+# These reach every binding as that status, whatever error came with it (DESIGN 3.8).
+_KEPT_HTTP = {401: 16, 403: 7, 429: 8}
+_KEPT_GRPC = {grpc: http for http, grpc in _KEPT_HTTP.items()}
+
+_TABLE_REASONS = frozenset(error.reason for error in spec.ERRORS)
+# Codes of JSON-RPC itself, which say less than a reason that the agent gives.
+_GENERIC_CODES = frozenset({-32700, -32600, -32602, -32603})
+# The name of this error before 1.0.
+_ERROR_BY_NAME = spec.ERROR_BY_NAME | {
+    "AuthenticatedExtendedCardNotConfiguredError": spec.ERROR_BY_NAME[
+        "ExtendedAgentCardNotConfiguredError"
+    ]
+}
+
 
 def read_jsonrpc(raw: bytes, headers: Headers) -> ErrorRecord | None:
     """The record of a JSON-RPC `error` object (section 9.5); None when it has no integer code."""
+    raw = disowned(raw)
     try:
         members = payload.split_object(raw)
         code = msgspec.json.decode(members.get("code", b"null"))
@@ -146,20 +164,30 @@ def read_jsonrpc(raw: bytes, headers: Headers) -> ErrorRecord | None:
     if not isinstance(code, int) or isinstance(code, bool):
         return None
     data = members.get("data")
-    details, forged = _typed_objects(data)
-    reason, _ = _first_info(details)
+    details = typed_objects(data)
+    reason, domain = told_by(infos_of(details))
     kind = spec.ERROR_BY_CODE.get(code) or spec.ERROR_BY_REASON.get(reason)
+    its_own = bool(reason) and domain == spec.A2A_DOMAIN and reason not in spec.ERROR_BY_REASON
+    if kind and not (its_own and code in _GENERIC_CODES):
+        reason = kind.reason
     return ErrorRecord(
         code=code,
         http_status=kind.http_status if kind else 500,
         grpc_status=kind.grpc_status if kind else 2,
         message=_text(members.get("message")),
-        reason=kind.reason if kind else reason,
+        reason=reason,
         details=details,
         data=data if data not in (None, b"null") and not details else None,
         headers=_error_headers(headers),
-        raw=None if forged else (Binding.JSONRPC, raw),
+        raw=(Binding.JSONRPC, raw),
     )
+
+
+def with_http_status(record: ErrorRecord, status: int) -> ErrorRecord:
+    """`record` of a JSON-RPC error with the HTTP status of its reply, if that is one to keep."""
+    if status not in _KEPT_HTTP:
+        return record
+    return replace(record, http_status=status, grpc_status=_KEPT_HTTP[status])
 
 
 def read_http(
@@ -171,29 +199,35 @@ def read_http(
     ``{"error":{"code":N,"status":S}}`` with N the HTTP status and S a gRPC status name, with a
     500/501 or on an operation that names a task. None: the body is not of this form at all.
     """
+    body = disowned(body)
     try:
         error = payload.split_object(payload.split_object(body)["error"])
     except (payload.PayloadError, KeyError):
         return None
-    details, forged = _typed_objects(error.get("details"))
-    reason, domain = _first_info(details)
-    kind = spec.ERROR_BY_REASON.get(reason)
-    status_name = _text(error.get("status"))
-    grpc_status = spec.GRPC_STATUS_BY_NAME.get(status_name)
-    recognised = kind is not None or (bool(reason) and domain == spec.A2A_DOMAIN)
-    if kind is None and error.get("code") == b"%d" % status and grpc_status is not None:
-        if names_task and status == 404 and status_name == "NOT_FOUND":
+    details = typed_objects(error.get("details"))
+    infos = infos_of(details)
+    reason, domain = told_by(infos)
+    recognised = domain == spec.A2A_DOMAIN or reason in _TABLE_REASONS
+    kind = spec.ERROR_BY_REASON.get(reason) if recognised else None
+    named = spec.GRPC_STATUS_BY_NAME.get(_text(error.get("status")))
+    if not recognised and error.get("code") == b"%d" % status and named is not None:
+        recognised = names_task or status in {500, 501}
+        if names_task and status == 404 and named == spec.TASK_NOT_FOUND.grpc_status:
             kind = spec.TASK_NOT_FOUND
-        recognised = recognised or names_task or status in {500, 501}
+    grpc_status = _KEPT_HTTP.get(status)
+    if grpc_status is None:
+        grpc_status = kind.grpc_status if kind else _grpc_or(named, status)
+    if not recognised and not infos:
+        reason, details = "AGENT_REFUSED", (_refusal(str(status)), *details)
     record = ErrorRecord(
         code=kind.code if kind else _code_of_grpc(grpc_status),
-        http_status=status,
-        grpc_status=kind.grpc_status if kind else _grpc_or(grpc_status, status),
+        http_status=_error_status(status, kind),
+        grpc_status=grpc_status,
         message=_text(error.get("message")),
         reason=kind.reason if kind else reason,
         details=details,
         headers=_error_headers(headers),
-        raw=None if forged else (Binding.HTTP_JSON, body),
+        raw=(Binding.HTTP_JSON, body),
     )
     return record, recognised
 
@@ -204,32 +238,49 @@ def read_grpc(
     """The record of a gRPC status other than OK (section 10.6), and whether it is an A2A error.
 
     Recognised by an ErrorInfo in the details, or by a message that begins with the name of an A2A
-    error and a colon. Details that cannot be decoded are dropped; the status stays.
+    error and a colon. Details that cannot be decoded are dropped; the status stays. A bare
+    UNIMPLEMENTED is no A2A error, and reads as the method not being found.
     """
+    # What passes unchanged to a gRPC caller: '' is a bare status.
+    as_received: bytes | None = status_details or b""
     details: tuple[bytes, ...] = ()
-    forged = False
     if status_details:
         try:
-            _, _, raw_details = convert.status_to_json(status_details)
+            inner_status, inner_message, received = convert.status_to_json(status_details)
         except convert.InvalidMessage:
-            status_details = None
+            as_received = b""
         else:
-            details, forged = _cleaned(raw_details)
-    reason, _ = _first_info(details)
+            details = tuple(map(disowned, received))
+            # Clients refuse details that contradict the status beside them.
+            if (inner_status, inner_message, list(details)) != (status, message, received):
+                as_received = None
+    infos = infos_of(details)
+    recognised = bool(infos)
+    reason, _ = told_by(infos)
     kind = spec.ERROR_BY_REASON.get(reason)
-    recognised = bool(reason)
-    if not reason:
+    if not recognised:
         name, colon, text = message.partition(":")
-        if colon and name in spec.ERROR_BY_NAME:
-            kind, recognised, message = spec.ERROR_BY_NAME[name], True, text.strip()
+        if colon and name in _ERROR_BY_NAME:
+            kind, recognised, message = _ERROR_BY_NAME[name], True, text.strip()
+        elif status == spec.METHOD_NOT_FOUND.grpc_status:
+            kind = spec.METHOD_NOT_FOUND
+        else:
+            reason = "AGENT_REFUSED"
+            details = (_refusal(spec.GRPC_STATUS_NAMES[_known(status)]), *details)
+        if kind is not None:
+            as_received = None
+    status = _known(status)
+    http_status = _KEPT_GRPC.get(status)
+    if http_status is None:
+        http_status = kind.http_status if kind else spec.HTTP_STATUS_OF_GRPC[status]
     record = ErrorRecord(
         code=kind.code if kind else _code_of_grpc(status),
-        http_status=kind.http_status if kind else spec.HTTP_STATUS_OF_GRPC[_known(status)],
-        grpc_status=_known(status),
+        http_status=http_status,
+        grpc_status=status,
         message=message,
         reason=kind.reason if kind else reason,
         details=details,
-        status_details=None if forged else status_details,
+        status_details=as_received,
         headers=_error_headers(headers),
     )
     return record, recognised
@@ -245,15 +296,16 @@ def _grpc_or(grpc_status: int | None, http_status: int) -> int:
     return spec.GRPC_STATUS_OF_HTTP.get(http_status, 2)
 
 
-def _code_of_grpc(status: int | None) -> int:
+def _error_status(status: int, kind: ErrorType | None) -> int:
+    """The HTTP status to answer with: the agent's, unless it would not say that this is an error."""
+    if status >= 400:
+        return status
+    return kind.http_status if kind else 500
+
+
+def _code_of_grpc(status: int) -> int:
     """The JSON-RPC code of a gRPC status that says nothing more: never a guessed A2A error."""
-    match status:
-        case 3:
-            return spec.INVALID_PARAMS.code
-        case 12:
-            return spec.METHOD_NOT_FOUND.code
-        case _:
-            return spec.INTERNAL_ERROR.code
+    return spec.INVALID_PARAMS.code if status == 3 else spec.INTERNAL_ERROR.code
 
 
 def _text(raw: bytes | None) -> str:
@@ -263,45 +315,36 @@ def _text(raw: bytes | None) -> str:
         return ""
 
 
-def _typed_objects(raw: bytes | None) -> tuple[tuple[bytes, ...], bool]:
-    """The objects with ``@type`` in a JSON array, and whether one claimed our domain."""
-    if raw is None:
-        return (), False
-    try:
-        return _cleaned(payload.split_array(raw))
-    except payload.PayloadError:
-        return (), OWN_DOMAIN.encode() in raw
+def _details(record: ErrorRecord) -> list[bytes]:
+    """The details to write: first an ErrorInfo by which the other bindings' clients know the error.
+
+    One is made when the agent sent none, or one under another name or domain.
+    """
+    details = [strings_only(raw) for raw in record.details]
+    infos = [raw for raw in details if is_info(raw)]
+    told = infos_of(tuple(infos))
+    ours = any(domain == OWN_DOMAIN for _, domain in told)
+    if (record.reason, spec.A2A_DOMAIN) in told:
+        first = infos[told.index((record.reason, spec.A2A_DOMAIN))]
+    elif infos and (ours or record.reason not in _TABLE_REASONS):
+        first = infos[0]
+    else:
+        made = _made_info(record, infos)
+        return details if made is None else [made, *details]
+    return [first, *(raw for raw in details if raw is not first)]
 
 
-def _cleaned(objects: list[bytes]) -> tuple[tuple[bytes, ...], bool]:
-    kept: list[bytes] = []
-    forged = False
-    for raw in objects:
-        detail = raw
-        try:
-            value = msgspec.json.decode(raw)
-        except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
-            continue
-        if not isinstance(value, dict) or not isinstance(value.get("@type"), str):
-            continue
-        if value.get("domain") == OWN_DOMAIN:
-            forged = True
-            detail = payload.with_member(raw, "domain", payload.json_string(_FOREIGN_DOMAIN))
-        kept.append(detail)
-    return tuple(kept), forged
-
-
-def _first_info(details: tuple[bytes, ...]) -> tuple[str, str]:
-    """Reason and domain of the first ErrorInfo."""
-    for raw in details:
-        value = msgspec.json.decode(raw)
-        if value["@type"].endswith("google.rpc.ErrorInfo"):
-            reason, domain = value.get("reason"), value.get("domain")
-            return (
-                reason if isinstance(reason, str) else "",
-                domain if isinstance(domain, str) else "",
-            )
-    return "", ""
+def _made_info(record: ErrorRecord, infos: list[bytes]) -> bytes | None:
+    metadata: dict[str, str] = {}
+    if infos:
+        metadata.update(as_object(infos[0]).get("metadata") or {})
+    reason = record.reason
+    if record.code not in spec.ERROR_BY_CODE:
+        metadata.setdefault("code", str(record.code))
+        reason = reason or "UNKNOWN_ERROR"
+    if record.data is not None:
+        metadata["data"] = record.data.decode("utf-8", "replace")
+    return error_info(reason, spec.A2A_DOMAIN, metadata) if reason else None
 
 
 # --- writing ----------------------------------------------------------------------------------
@@ -315,17 +358,15 @@ def to_jsonrpc(record: ErrorRecord) -> bytes:
         "code": b"%d" % record.code,
         "message": payload.json_string(record.message),
     }
-    if record.details:
-        members["data"] = b"[" + b",".join(map(_strings_only, _details(record))) + b"]"
-    elif record.data is not None:
+    if not record.details and record.data is not None:
         members["data"] = record.data
-    elif record.code in spec.ERROR_BY_CODE and record.code not in _PLAIN_CODES:
+    elif record.details or record.code not in _PLAIN_CODES:
         members["data"] = b"[" + b",".join(_details(record)) + b"]"
     return payload.join_object(members)
 
 
 # The codes of JSON-RPC itself say all there is; the official SDK sends no `data` with them.
-_PLAIN_CODES = frozenset({-32700, -32600, -32601, -32602, -32603})
+_PLAIN_CODES = _GENERIC_CODES | {spec.METHOD_NOT_FOUND.code}
 
 
 def to_http(record: ErrorRecord) -> tuple[int, Headers, bytes]:
@@ -345,66 +386,38 @@ def http_error_object(record: ErrorRecord, status: int) -> bytes:
             "code": b"%d" % status,
             "status": payload.json_string(spec.GRPC_STATUS_NAMES[record.grpc_status]),
             "message": payload.json_string(record.message),
-            "details": b"[" + b",".join(map(_strings_only, _details(record))) + b"]",
+            "details": b"[" + b",".join(_details(record)) + b"]",
         }
     )
 
 
 def to_grpc(record: ErrorRecord) -> tuple[int, str, bytes]:
-    """Status, message (plain text) and google.rpc.Status bytes whose code and message agree."""
+    """Status, message (plain text) and google.rpc.Status bytes whose code and message agree.
+
+    No bytes when there are no details. Both are cut to what fits in trailers: whole details first,
+    then metadata of the ErrorInfo, which says so.
+    """
     status = record.grpc_status
     if record.kept_status and record.kept_status[0] is Binding.GRPC:
-        status = record.kept_status[1]
-    if record.status_details is not None:
-        return status, record.message, record.status_details
-    message = _shortened(record.message)
-    details = [_strings_only(raw) for raw in _details(record)]
-    while True:
-        encoded = convert.status_from_json(status, message, details)
-        if len(encoded) <= _DETAILS_BYTES or not details:
-            return status, message, encoded
-        details.pop()
-
-
-def _shortened(message: str) -> str:
-    encoded = message.encode("utf-8", "replace")
-    if len(encoded) <= _MESSAGE_BYTES:
-        return message
-    return encoded[:_MESSAGE_BYTES].decode("utf-8", "ignore") + "…"
-
-
-def _details(record: ErrorRecord) -> tuple[bytes, ...]:
-    """The details with an ErrorInfo first; one is made when the agent sent none."""
-    infos = [raw for raw in record.details if b"google.rpc.ErrorInfo" in raw]
-    if infos:
-        return (infos[0], *(raw for raw in record.details if raw is not infos[0]))
-    made: dict[str, str] = {}
-    reason = record.reason
-    if record.code not in spec.ERROR_BY_CODE:
-        made["code"] = str(record.code)
-        reason = reason or "UNKNOWN_ERROR"
-    if record.data is not None:
-        made["data"] = record.data.decode("utf-8", "replace")
-    if not reason:
-        return record.details
-    return (_error_info(reason, spec.A2A_DOMAIN, made), *record.details)
-
-
-def _strings_only(raw: bytes) -> bytes:
-    """An ErrorInfo whose metadata values are all strings: its type is map<string, string>."""
-    if b"google.rpc.ErrorInfo" not in raw:
-        return raw
-    value: dict[str, Any] = msgspec.json.decode(raw)
-    metadata = value.get("metadata")
-    if not isinstance(metadata, dict):
-        return raw
-    if all(isinstance(item, str) for item in metadata.values()):
-        return raw
-    value["metadata"] = {
-        key: item if isinstance(item, str) else msgspec.json.encode(item).decode()
-        for key, item in metadata.items()
-    }
-    return msgspec.json.encode(value)
+        status = _known(record.kept_status[1])
+    message = shortened(record.message)
+    received = record.status_details
+    if received == b"":
+        return status, message, b""
+    if received and len(received) <= DETAILS_BYTES and message == record.message:
+        return status, message, received
+    details = _details(record)
+    if not details:
+        return status, message, b""
+    room = DETAILS_BYTES - size_of(message, [])
+    kept: list[bytes] = []
+    for number, raw in enumerate(details):
+        detail = trimmed(raw, room) if number == 0 else raw
+        size = size_of("", [detail])
+        if size <= room:
+            room -= size
+            kept.append(detail)
+    return status, message, convert.status_from_json(status, message, kept)
 
 
 def with_metadata(record: ErrorRecord, **metadata: str) -> ErrorRecord:

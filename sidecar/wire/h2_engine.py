@@ -195,7 +195,9 @@ class H2Engine(H2Connection):
 
     def write_data(self, stream_id: int, data: bytes | memoryview, *, end: bool) -> None:
         """See `Engine.write_data`."""
-        stream = self.streams[stream_id]
+        stream = self.streams.get(stream_id)
+        if stream is None:
+            return
         size = len(data)
         stream.outbound_flow_control_window -= size
         self.outbound_flow_control_window -= size
@@ -287,6 +289,7 @@ class H2Engine(H2Connection):
     def _fail(self, code: int, detail: str, *, not_http2: bool = False) -> None:
         self._failed = True
         self._rest = b""
+        self.streams.clear()  # so that nothing can follow the GOAWAY
         if not not_http2:
             self.send_goaway(self.highest_inbound_stream_id, code)
         self._events.append(Failed(code, detail, not_http2))

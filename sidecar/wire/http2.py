@@ -335,8 +335,9 @@ class Http2Connection(Link):
                 self._turns.append(exchange)
             else:
                 self._complete.append(exchange)
-            if exchange.id > MAX_STREAM_ID - 4:
+            if exchange.id >= MAX_STREAM_ID - 1:
                 self.leaving = self._gone_away = True
+                self._eject(NotBegun(None, detail="no stream ids are left"))
 
     def _finished(self, flow: Flow) -> None:
         assert isinstance(flow, Http2Exchange)

@@ -154,8 +154,8 @@ class UnsendableHeader(ValueError):
 class Engine(Protocol):
     """One side of one HTTP/2 connection.
 
-    Stream ids given to the methods are ones that the engine has named; on a stream that is over,
-    `credit` and `cancel` do nothing and `room` is 0.
+    Stream ids given to the methods are ones that the engine has named. On a stream that is over,
+    all are after `Failed`, they do nothing, and `room` is 0.
     """
 
     @property

@@ -82,8 +82,9 @@ class Flow:
 
     async def changed(self) -> None:
         """Wait for `notify`."""
-        event = self._readable = self._readable or trio.Event()
-        await event.wait()
+        if self._readable is None:
+            self._readable = trio.Event()
+        await self._readable.wait()
 
     def drain(self) -> None:
         """All of `outgoing` is in the engine, or is given up."""
@@ -94,8 +95,9 @@ class Flow:
 
     async def drained(self) -> None:
         """Wait for `drain`."""
-        event = self._drained = self._drained or trio.Event()
-        await event.wait()
+        if self._drained is None:
+            self._drained = trio.Event()
+        await self._drained.wait()
 
 
 class Link:
@@ -183,8 +185,9 @@ class Link:
         """Wait until less than `OUTPUT_BYTES` are queued."""
         while self._engine.pending >= OUTPUT_BYTES and self.lost is None:
             self.wake()
-            event = self._space = self._space or trio.Event()
-            await event.wait()
+            if self._space is None:
+                self._space = trio.Event()
+            await self._space.wait()
 
     def enqueue(self, flow: Flow) -> None:
         """Let the writer send `flow.outgoing` as the windows allow."""

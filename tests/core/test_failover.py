@@ -211,9 +211,7 @@ GRPC_KINDS = {
 
 
 def grpc(status, **more):
-    return Facts(
-        binding=Binding.GRPC, operation=SEND, http_status=200, grpc_status=status, **more
-    )
+    return Facts(binding=Binding.GRPC, operation=SEND, http_status=200, grpc_status=status, **more)
 
 
 @pytest.mark.parametrize("status", GRPC_KINDS)
@@ -358,9 +356,7 @@ class Machine(RuleBasedStateMachine):
         failed = call["tried"][-1]
         if advances:
             moves = (
-                self.count > 1
-                and failed == self.history[-1]
-                and call["began"] == len(self.history)
+                self.count > 1 and failed == self.history[-1] and call["began"] == len(self.history)
             )
             assert self.selection.advance(failed, call["turn"].moves) is moves
             if moves:

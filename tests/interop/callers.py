@@ -241,9 +241,9 @@ def rest_fault(body: Any, status: int) -> Fault:
     error = body.get("error", {}) if isinstance(body, dict) else {}
     details = error.get("details", [])
     infos = [detail for detail in details if detail.get("@type") == ERROR_INFO]
-    known = infos and infos[0]["reason"] in _REASONS.values()
+    reason = infos[0]["reason"] if infos else ""
     return Fault(
-        kind=infos[0]["reason"] if known else f"HTTP {status}",
+        kind=reason if reason in _REASONS.values() else f"HTTP {status}",
         status=status,
         message=error.get("message", ""),
         details=details,
@@ -561,8 +561,9 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z")
 
 
 def normalised(value: Any) -> Any:
-    """`value` with generated ids as their number of appearance, and times as such."""
+    """`value` with generated ids as their number of appearance, times and page tokens as such."""
     names: dict[str, str] = {}
     text = json.dumps(value, sort_keys=True)
     text = _UUID.sub(lambda match: names.setdefault(match[0], f"id-{len(names)}"), text)
+    text = re.sub(r'"nextPageToken": "[^"]+"', '"nextPageToken": "token"', text)
     return json.loads(_TIME.sub("time", text))

@@ -196,19 +196,20 @@ class Connection:
         ]
         self.h2.send_headers(id_, head)
         view = memoryview(body)
-        while view:
+        while not stream.done:
             window = self.h2.local_flow_control_window(id_)
             size = min(window, self.h2.max_outbound_frame_size, len(view))
-            if size <= 0:
+            if size < min(1, len(view)):
                 self._window_grew = trio.Event()
                 await self.flush()
                 await self._window_grew.wait()
                 continue
-            self.h2.send_data(id_, bytes(view[:size]))
+            last = size == len(view)
+            self.h2.send_data(id_, bytes(view[:size]), end_stream=last)
             view = view[size:]
             await self.flush()
-        self.h2.end_stream(id_)
-        await self.flush()
+            if last:
+                break
         return stream
 
 
@@ -219,11 +220,11 @@ async def h2_connection(
     """A connection to a port of 127.0.0.1; `window` is what each stream may send uncredited."""
     wire = await trio.open_tcp_stream("127.0.0.1", port)
     connection = Connection(wire, authority or f"127.0.0.1:{port}", window)
-    async with trio.open_nursery() as nursery:
-        await connection.start()
-        nursery.start_soon(connection.run)
-        try:
+    try:
+        async with trio.open_nursery(strict_exception_groups=False) as nursery:
+            await connection.start()
+            nursery.start_soon(connection.run)
             yield connection
-        finally:
             nursery.cancel_scope.cancel()
-            await trio.aclose_forcefully(wire)
+    finally:
+        wire.socket.close()

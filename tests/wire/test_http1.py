@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import h11
 import pytest
 import trio
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 from sidecar.core.types import Break, Broken, Phase, Request
 from sidecar.wire.exchange import ExchangeBroken, Progress
 from sidecar.wire.http1 import Http1Connection, Http1Exchange
+from sidecar.wire.sockets import SocketWire
+from tests.wire.loopback import reset, serve
 from tests.wire.memory import Fault, MemoryWire, memory_wire_pair
 
 POST = Request("POST", "/rpc", [("content-type", "application/json")], b'{"a":1}')
@@ -229,12 +233,12 @@ async def test_the_end_inside_the_head():
 async def test_a_reset_while_waiting():
     client = Client()
 
-    async def reset() -> None:
+    async def reset_later() -> None:
         await trio.testing.wait_all_tasks_blocked()
         client.theirs.reset()
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(reset)
+        nursery.start_soon(reset_later)
         broken = await client.broken()
     assert (broken.cause, broken.phase, broken.written) == (Break.RESET, Phase.WAITING, True)
 
@@ -609,3 +613,65 @@ async def test_a_talk_with_h11(requests, chunked):
             assert await read(exchange) == b"".join(chunks)
             await exchange.aclose()
     assert done == [True] * len(requests)
+
+
+# --- sockets ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", ["half-close", "keeps reading", "reset after a while"])
+async def test_an_early_413_during_an_upload_of_10_mb(ending):
+    upload = Request("POST", "/rpc", [], b"x" * 10_000_000)
+    refusal = b"HTTP/1.1 413 Too Large\r\nContent-Length: 15\r\n\r\n" + b'{"error":"big"}'
+    answered = trio.Event()
+    leave = trio.Event()
+
+    async def server(stream: trio.abc.Stream) -> None:
+        assert isinstance(stream, trio.SocketStream)
+        await stream.receive_some(65536)
+        await stream.send_all(refusal)
+        if ending == "half-close":
+            await stream.send_eof()
+        if ending == "keeps reading":
+            async for _ in stream:
+                pass
+            return
+        await answered.wait()
+        reset(stream)
+        leave.set()
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            port = await serve(nursery, server)
+            sock = socket.create_connection(("127.0.0.1", port))
+            connection = Http1Connection(
+                SocketWire(sock, stall_seconds=5), authority="h", header_bytes=4096
+            )
+            progress = Progress()
+            exchange = await connection.request(upload, progress)
+            assert exchange.head.status == 413
+            answered.set()
+            assert await read(exchange) == b'{"error":"big"}'
+            assert (progress.phase, progress.written) == (Phase.SENDING, True)
+            await exchange.aclose()
+            assert not connection.reusable
+            if ending != "keeps reading":
+                await leave.wait()
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_server_that_reads_the_request_and_closes_without_a_byte():
+    async def server(stream: trio.abc.Stream) -> None:
+        await stream.receive_some(65536)
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            port = await serve(nursery, server)
+            sock = socket.create_connection(("127.0.0.1", port))
+            connection = Http1Connection(
+                SocketWire(sock, stall_seconds=5), authority="h", header_bytes=4096
+            )
+            with pytest.raises(ExchangeBroken) as caught:
+                await connection.request(POST, Progress())
+            nursery.cancel_scope.cancel()
+    broken = caught.value.broken
+    assert (broken.cause, broken.phase, broken.written) == (Break.EOF, Phase.WAITING, True)

@@ -611,6 +611,21 @@ async def test_a_lowered_stream_limit_puts_waiting_requests_back(autojump_clock)
         assert rig.connection.free == 0
 
 
+async def test_when_stream_ids_are_used_up_the_connection_leaves(autojump_clock):
+    async with rigged() as rig:
+        engine: Any = rig.connection._engine
+        engine.highest_outbound_stream_id = 2**31 - 3
+        first = rig.ask(BARE)
+        await settle()
+        second = rig.ask(BARE)
+        await second.done.wait()
+        assert isinstance(second.error, NotBegun)
+        await rig.peer.ended(2**31 - 1)
+        await rig.peer.reply(2**31 - 1, b"last")
+        assert await first.body() == b"last"
+        await rig.over.wait()
+
+
 async def test_a_header_that_cannot_travel_is_a_local_fault(autojump_clock):
     async with rigged() as rig:
         broken = await rig.ask(Request("POST", "/", [("x", "a\nb")], b"")).broken()
