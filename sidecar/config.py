@@ -200,9 +200,9 @@ class AgentConfig(_Table):
     proxy: Annotated[str, PlainValidator(values.proxy), _STRING] | None = None
     """``http://HOST:PORT``: calls and card fetches go through it by CONNECT."""
     tls: TlsConfig = TlsConfig()
-    auth: AuthConfig = AuthConfig()
+    auth: AuthConfig = Field(default_factory=AuthConfig)
     """For calls."""
-    discovery_auth: AuthConfig = AuthConfig()
+    discovery_auth: AuthConfig = Field(default_factory=AuthConfig)
     """For fetches of the card."""
 
     @property

@@ -94,16 +94,16 @@ def told_by(infos: list[tuple[str, str]]) -> tuple[str, str]:
     return infos[0] if infos else ("", "")
 
 
-def strings_only(raw: bytes) -> bytes:
-    """An ErrorInfo whose metadata values are all strings: its type is map<string, string>."""
-    value = as_object(raw) if is_info(raw) else {}
+def strings_only(detail: bytes) -> bytes:
+    """An ErrorInfo with metadata, all strings (its type is map<string, string>); others unchanged."""
+    if not is_info(detail):
+        return detail
+    value = as_object(detail)
     metadata = value.get("metadata")
-    if metadata is None:
-        return raw
     if not isinstance(metadata, dict):
-        value["metadata"] = {"metadata": _as_text(metadata)}
+        value["metadata"] = {} if metadata is None else {"metadata": _as_text(metadata)}
     elif all(isinstance(item, str) for item in metadata.values()):
-        return raw
+        return detail
     else:
         value["metadata"] = {key: _as_text(item) for key, item in metadata.items()}
     return msgspec.json.encode(value)

@@ -215,7 +215,8 @@ class _Connection:
             self._part_of_body(request, self._take_ahead())
         if request.left:
             self._linger = True
-        if request.left or self._eof or self._connections.closing:
+        over = self._eof and not self._ahead
+        if request.left or over or self._connections.closing:
             request.keep_alive = False
         if not request.keep_alive:
             return "connection: close\r\n"

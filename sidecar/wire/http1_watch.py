@@ -183,7 +183,8 @@ class Watch:
                 return await self._time_left(limits.body_seconds - waited)
             case State.WORK if self._urgent or not moved:
                 self._urgent = False
-                return await self._listen(min(_LISTEN, limits.stall_seconds / 4))
+                until_stalled = limits.stall_seconds - waited if self.sending else math.inf
+                return await self._listen(min(_LISTEN, limits.stall_seconds / 4, until_stalled))
             case _:
                 return _TICK
 

@@ -43,7 +43,17 @@ class Lost(NamedTuple):
 class Flow:
     """The two directions of one stream."""
 
-    __slots__ = ("_drained", "_input", "_readable", "end", "ended", "id", "in_turn", "outgoing")
+    __slots__ = (
+        "_drained",
+        "_input",
+        "_readable",
+        "end",
+        "ended",
+        "id",
+        "in_turn",
+        "moved_at",
+        "outgoing",
+    )
 
     def __init__(self) -> None:
         self.id = 0
@@ -53,6 +63,8 @@ class Flow:
         """Our side ends with the last of them."""
         self.in_turn = False
         """Among those that the writer serves in turn."""
+        self.moved_at = 0.0
+        """When `outgoing` was set or last became shorter."""
         self.ended = False
         """The peer's side has ended."""
         self._input: list[bytes] = []
@@ -192,6 +204,7 @@ class Link:
     def enqueue(self, flow: Flow) -> None:
         """Let the writer send `flow.outgoing` as the windows allow."""
         flow.in_turn = True
+        flow.moved_at = trio.current_time()
         self._turns.append(flow)
         self.wake()
 
@@ -221,6 +234,7 @@ class Link:
             engine.write_data(flow.id, flow.outgoing[:count], end=flow.end and count == size)
             if count < size:
                 flow.outgoing = flow.outgoing[count:]
+                flow.moved_at = trio.current_time()
                 turns.append(flow)
             else:
                 flow.in_turn = False

@@ -238,11 +238,11 @@ class Http2ServerConnection(Link):
 
     async def _settle(self, stream: ServerStream) -> None:
         """Wait until the writer has taken `stream.outgoing`, also what a cancelled call left."""
-        while left := len(stream.outgoing):
-            deadline = trio.current_time() + self._limits.stall_seconds
-            with trio.CancelScope(deadline=deadline):
+        while stream.outgoing:
+            deadline = stream.moved_at + self._limits.stall_seconds
+            with trio.CancelScope(deadline=deadline) as scope:
                 await stream.drained()
-            if len(stream.outgoing) == left:
+            if scope.cancelled_caught and stream.moved_at + self._limits.stall_seconds <= deadline:
                 self.reset(stream, CANCEL, detail="the client takes no bytes")
         stream.check()
 

@@ -133,7 +133,9 @@ async def test_a_reply_that_was_not_read_to_its_end_closes_the_connection():
 
 async def test_a_stream_is_read_only_when_asked_and_each_read_is_joined():
     client = Client()
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
     exchange = await client.answer(head)
     await client.theirs.send(b"3\r\none\r\n3\r\ntwo\r\n")
     assert client.ours.has_input()

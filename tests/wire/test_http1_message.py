@@ -360,9 +360,7 @@ def test_what_would_break_out_of_its_line_is_not_written(request_):
 
 
 @given(
-    headers=st.lists(
-        st.tuples(st.text(min_size=1, max_size=8), st.text(max_size=12)), max_size=4
-    )
+    headers=st.lists(st.tuples(st.text(min_size=1, max_size=8), st.text(max_size=12)), max_size=4)
 )
 def test_headers_are_written_as_they_are_or_not_at_all(headers):
     try:
