@@ -9,6 +9,7 @@ import msgspec
 from sidecar.breaker import Breaker
 from sidecar.core import door
 from sidecar.core.http_common import JSON_TYPE
+from sidecar.core.types import header
 from sidecar.telemetry import CONTENT_TYPE
 from sidecar.wire.http1_server import render_json
 
@@ -46,7 +47,10 @@ class Admin:
 
     async def serve(self, request: Http1Request) -> None:
         """Answer one request."""
-        if door.admit(request.headers, hosts=frozenset()) is not None:
+        if (
+            door.admit(request.headers, header(request.headers, "host") or "", hosts=frozenset())
+            is not None
+        ):
             await _text(request, 403, "requests from web pages are refused\n")
             return
         if request.method not in {"GET", "HEAD"}:

@@ -66,6 +66,15 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--json", action="store_true", help="print JSON")
     explain.set_defaults(run=_explain)
 
+    _add_check_card(
+        commands.add_parser(
+            "check-card",
+            help="tell whether everything that a card declares is really served",
+            description="Probes what a card declares, and executes nothing. Exit code 0: all of it"
+            " is served; 1: something is not; 2: something is unknown, or the check could not run.",
+        )
+    )
+
     send = commands.add_parser("send", help="send one message through a running sidecar")
     send.add_argument("text", help="the message's text")
     send.add_argument("--agent", metavar="NAME", help="which agent, when there are several")
@@ -93,6 +102,56 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.set_defaults(run=_demo)
     return parser
+
+
+def _add_check_card(check: argparse.ArgumentParser) -> None:
+    check.add_argument("source", metavar="SOURCE", help="a card's URL, an agent's base URL, a file")
+    check.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument("--junit", metavar="FILE", default="", help="write a JUnit report too")
+    check.add_argument(
+        "--map",
+        metavar="PUBLIC=LOCAL",
+        action="append",
+        default=[],
+        help="where a public address is really found, as"
+        " https://agent.example=http://127.0.0.1:8000; may be repeated",
+    )
+    check.add_argument(
+        "--timeout-seconds",
+        metavar="N",
+        type=_seconds,
+        default=5.0,
+        help="for each probe (default: %(default)s)",
+    )
+    check.add_argument(
+        "--wait-seconds",
+        metavar="N",
+        type=_seconds,
+        default=0.0,
+        help="go on checking for so long until everything is served (default: check once)",
+    )
+    check.add_argument(
+        "--header",
+        metavar="NAME=SECRETREF",
+        action="append",
+        default=[],
+        help="a header that the agent wants, its value from file:PATH, env:NAME or"
+        " credential:NAME; may be repeated",
+    )
+    check.add_argument(
+        "--ca-file", metavar="FILE", default="", help="trusted instead of the system's authorities"
+    )
+    check.set_defaults(run=_check_card)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 3600:
+        raise ValueError
+    return value
+
+
+_seconds.__name__ = "number of seconds"  # what argparse calls it in its error
 
 
 def _add_config(parser: argparse.ArgumentParser) -> None:
@@ -160,6 +219,23 @@ def _explain(options: argparse.Namespace) -> int:
     given = options.agents or options.config != _DEFAULT_CONFIG
     loaded = _load(options) if given else None
     return explain.explain(options.source, loaded, raw=options.raw, as_json=options.json)
+
+
+def _check_card(options: argparse.Namespace) -> int:
+    from sidecar import check_card  # noqa: PLC0415
+
+    return check_card.run(
+        check_card.CheckRequest(
+            source=options.source,
+            as_json=options.json,
+            junit=options.junit,
+            addresses=options.map,
+            headers=options.header,
+            timeout_seconds=options.timeout_seconds,
+            wait_seconds=options.wait_seconds,
+            ca_file=options.ca_file,
+        )
+    )
 
 
 def _send(options: argparse.Namespace) -> int:

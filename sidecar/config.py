@@ -29,6 +29,7 @@ from sidecar import config_values as values
 from sidecar.config_values import (
     Address,
     SecretRef,
+    SystemdAddress,
     TcpAddress,
     UnixAddress,
     nearest,
@@ -52,6 +53,7 @@ __all__ = [
     "OAuthConfig",
     "Problem",
     "SecretRef",
+    "SystemdAddress",
     "TcpAddress",
     "TlsConfig",
     "UnixAddress",
@@ -99,6 +101,7 @@ Bytes: TypeAlias = Annotated[int, Field(ge=1024, le=2**31 - 1)]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
 Host: TypeAlias = Annotated[str, PlainValidator(values.host), _STRING]
 FilePath: TypeAlias = Annotated[Path, PlainValidator(values.existing_file), _STRING, _AS_TEXT]
+Secret: TypeAlias = Annotated[SecretRef, PlainValidator(values.secret), _STRING, _AS_TEXT]
 AgentName: TypeAlias = Annotated[str, AfterValidator(values.agent_name)]
 
 
@@ -120,6 +123,19 @@ class ListenerConfig(_Table):
         PlainSerializer(lambda mode: f"{mode:04o}", return_type=str),
     ] = Field(default_factory=lambda: 0o660)
     """Permissions of a Unix socket; without meaning on TCP."""
+    allow_uids: Annotated[tuple[int, ...], Field(strict=False)] = ()
+    """Unix socket: users that may connect; with `allow_gids` empty too, everyone who can."""
+    allow_gids: Annotated[tuple[int, ...], Field(strict=False)] = ()
+    token: Secret | None = None
+    """What callers must show, as ``a2a-sidecar-token`` or ``Authorization: Bearer``."""
+    allow_remote: bool = False
+    """The address may be reached from other machines; needs `token` and a certificate."""
+    tls_cert_file: FilePath | None = None
+    tls_key_file: FilePath | None = None
+    allowed_hosts: Annotated[tuple[Host, ...], Field(strict=False)] = ()
+    """Further names under which callers may ask for this listener (``Host``)."""
+    advertise: Annotated[str, PlainValidator(values.authority), _STRING] | None = None
+    """Authority in the cards that are served, instead of the bound address."""
 
 
 class AdminConfig(_Table):
@@ -144,7 +160,6 @@ class TlsConfig(_Table):
     """Expected in the certificate instead of the host in the URL."""
 
 
-Secret: TypeAlias = Annotated[SecretRef, PlainValidator(values.secret), _STRING, _AS_TEXT]
 HeaderName: TypeAlias = Annotated[str, AfterValidator(values.header_name)]
 HttpUrl: TypeAlias = Annotated[str, PlainValidator(values.http_url), _STRING]
 
@@ -446,12 +461,41 @@ def _listener_mistakes(
         if address is not None and address in taken:
             yield (*place, "address"), f"{taken[address]} has this address already"
         taken.setdefault(address, _key(place))
-        if "mode" in listener and not str(listener.get("address")).startswith("unix:"):
-            yield (*place, "mode"), "only a Unix socket has a mode"
+        yield from (((*place, key), text) for key, text in _door_mistakes(listener))
         agent = listener.get("agent")
         if isinstance(agent, str) and agent not in agents:
             mend = nearest(agent, agents)
             yield (*place, "agent"), f"no agent {shown(agent)} is configured{mend}"
+
+
+def _door_mistakes(listener: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What does not go together in one listener."""
+    text = str(listener.get("address"))
+    if not text.startswith("unix:"):
+        if "mode" in listener:
+            yield "mode", "only a Unix socket has a mode"
+        for key in ("allow_uids", "allow_gids"):
+            if key in listener and not text.startswith("systemd:"):
+                yield key, "only a Unix socket tells who its callers are"
+    pair = ("tls_cert_file", "tls_key_file")
+    for one, other in (pair, pair[::-1]):
+        if one in listener and other not in listener:
+            yield one, f"needs {other} beside it"
+    address = _fixed_address(text)
+    if not isinstance(address, TcpAddress) or values.is_loopback(address):
+        return
+    if listener.get("allow_remote") is not True:
+        yield (
+            "address",
+            (
+                f"{shown(address.host)} is not a loopback address: other machines could call; that"
+                " needs allow_remote = true, token and tls_cert_file"
+            ),
+        )
+        return
+    for key in ("token", "tls_cert_file"):
+        if key not in listener:
+            yield "allow_remote", f"needs {key}"
 
 
 def _fixed_address(value: object) -> Address | None:
@@ -481,6 +525,9 @@ def effective(config: Config) -> str:
     for listener in plain["listeners"]:
         if not listener["address"].startswith("unix:"):
             del listener["mode"]
+        for key in ("allow_uids", "allow_gids", "allowed_hosts"):
+            if not listener[key]:
+                del listener[key]
         blocks.append(_block("[[listeners]]", listener))
     blocks.append(_block("[admin]", plain["admin"]))
     for name, agent in plain["agents"].items():

@@ -26,6 +26,8 @@ RESERVED_NAMES: frozenset[str] = frozenset({"agents", "tasks", "card", "other", 
 _AGENT_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CREDENTIAL = re.compile(r"[A-Za-z0-9_.-]+")
+_DESCRIPTOR_NAME = re.compile(r"[!-9;-~]{1,255}")
+_AUTHORITY = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::(?P<port>[0-9]{1,5}))?")
 _HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _PER_HOP_HEADERS = frozenset(
     {
@@ -42,7 +44,7 @@ _UNIX_PATH_BYTES = 107
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
-    """A loopback address; port 0 lets the system choose one."""
+    """An IP address and port; port 0 lets the system choose one."""
 
     host: str
     """An IP literal without brackets."""
@@ -62,7 +64,17 @@ class UnixAddress:
         return f"unix:{self.path}"
 
 
-Address: TypeAlias = TcpAddress | UnixAddress
+@dataclass(frozen=True, slots=True)
+class SystemdAddress:
+    """A listening socket that systemd passes, by its FileDescriptorName."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"systemd:{self.name}"
+
+
+Address: TypeAlias = TcpAddress | UnixAddress | SystemdAddress
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +138,18 @@ def _text(value: object) -> str:
 
 
 def parse_address(text: str) -> Address:
-    """``127.0.0.1:7420``, ``[::1]:7420``, ``localhost:7420`` or ``unix:/path``."""
+    """``127.0.0.1:7420``, ``[::1]:7420``, ``localhost:7420``, ``unix:/path``, ``systemd:name``."""
     if text.startswith("unix:"):
         return _unix(text.removeprefix("unix:"))
     if text.startswith("systemd:"):
-        msg = "sockets passed by systemd are not available in this version"
-        raise ValueError(msg)
+        name = text.removeprefix("systemd:")
+        if _DESCRIPTOR_NAME.fullmatch(name) is None:
+            msg = f"{shown(name)} is not a FileDescriptorName of a socket unit"
+            raise ValueError(msg)
+        return SystemdAddress(name)
     found = _HOST_PORT.fullmatch(text)
     if found is None:
-        msg = f'must be HOST:PORT or "unix:/PATH", not {shown(text)}'
+        msg = f'must be HOST:PORT, "unix:/PATH" or "systemd:NAME", not {shown(text)}'
         if text.count(":") > 1 and "[" not in text:
             msg += "; an IPv6 address needs brackets, as [::1]:7420"
         raise ValueError(msg)
@@ -143,8 +158,8 @@ def parse_address(text: str) -> Address:
         msg = f"port {port} is above 65535"
         raise ValueError(msg)
     if found["v6"] is not None:
-        return TcpAddress(_loopback(found["v6"], version=6), port)
-    return TcpAddress(_loopback(found["host"], version=4), port)
+        return TcpAddress(_literal(found["v6"], version=6), port)
+    return TcpAddress(_literal(found["host"], version=4), port)
 
 
 def _unix(path: str) -> UnixAddress:
@@ -159,7 +174,7 @@ def _unix(path: str) -> UnixAddress:
     return UnixAddress(path)
 
 
-def _loopback(host: str, *, version: int) -> str:
+def _literal(host: str, *, version: int) -> str:
     if version == 4 and host.lower() == "localhost":
         # One socket, and the same one whatever the resolver makes of the name.
         return "127.0.0.1"
@@ -167,27 +182,43 @@ def _loopback(host: str, *, version: int) -> str:
         literal = ipaddress.ip_address(host)
     except ValueError:
         literal = None
-    if literal is None or not literal.is_loopback or literal.version != version or "%" in host:
-        msg = (
-            f"{shown(host)} is not a loopback address, and allow_remote is not available;"
-            " use 127.0.0.1, [::1] or localhost"
-        )
+    if literal is None or literal.version != version or "%" in host:
+        msg = f"{shown(host)} is not an address; use 127.0.0.1, [::1] or localhost"
         raise ValueError(msg)
     return str(literal)
 
 
+def is_loopback(address: Address) -> bool:
+    """Whether only this machine reaches a TCP address."""
+    return isinstance(address, TcpAddress) and ipaddress.ip_address(address.host).is_loopback
+
+
 def address(value: object) -> Address:
     """A parsed address as it is, or the text of one."""
-    return value if isinstance(value, TcpAddress | UnixAddress) else parse_address(_text(value))
+    return value if isinstance(value, Address) else parse_address(_text(value))
 
 
 def tcp_address(value: object) -> TcpAddress:
-    """As `address`, without Unix sockets."""
+    """A loopback TCP address."""
     parsed = address(value)
-    if isinstance(parsed, UnixAddress):
-        msg = "must be HOST:PORT, a Unix socket is not possible here"
+    if not isinstance(parsed, TcpAddress):
+        msg = "must be HOST:PORT, nothing else is possible here"
+        raise ValueError(msg)
+    if not is_loopback(parsed):
+        msg = f"{shown(parsed.host)} is not a loopback address; use 127.0.0.1, [::1] or localhost"
         raise ValueError(msg)
     return parsed
+
+
+def authority(value: object) -> str:
+    """``HOST`` or ``HOST:PORT`` as it shall stand in cards."""
+    text = _text(value)
+    found = _AUTHORITY.fullmatch(text)
+    if found is None or int(found["port"] or 1) not in range(1, 65536):
+        msg = f"must be HOST or HOST:PORT, not {shown(text)}"
+        raise ValueError(msg)
+    host(found["host"])
+    return text
 
 
 def mode(value: object) -> int:

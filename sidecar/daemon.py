@@ -12,10 +12,12 @@ import trio
 from sidecar import __version__, config
 from sidecar.admin import Admin
 from sidecar.agent import Agent
-from sidecar.config import ConfigError, TcpAddress
+from sidecar.config import ConfigError, SystemdAddress, TcpAddress
+from sidecar.core.door import host_of
 from sidecar.core.spec import Binding
-from sidecar.credentials import CredentialsUnavailable, check_secrets
+from sidecar.credentials import CredentialsUnavailable, Secret, check_secrets
 from sidecar.doors.cards import CardDesk, Place
+from sidecar.doors.entry import Entry
 from sidecar.doors.grpc import GrpcDoor
 from sidecar.doors.http import House, HttpDoor
 from sidecar.doors.http_json import HttpJsonDoor
@@ -23,12 +25,14 @@ from sidecar.doors.jsonrpc import JsonRpcDoor
 from sidecar.forwarder import Forwarder
 from sidecar.listener import BindError, Listener, bind
 from sidecar.logs import Log, new_call_id
-from sidecar.reception import Reception
-from sidecar.systemd import Notifier
+from sidecar.reception import Reception, Threshold
+from sidecar.systemd import Notifier, take_sockets
 from sidecar.telemetry import Telemetry
 from sidecar.wire.net import Dialer
+from sidecar.wire.tls import make_server_context
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from sidecar.config import Address, Config, ListenerConfig
@@ -69,7 +73,9 @@ class Daemon:
             on_drop=self._telemetry.log_dropped,
         )
         self._notifier = Notifier()
+        self._passed = take_sockets()
         self._random = random.SystemRandom()
+        self._pseudonym = f"a2a-sidecar-{new_call_id(self._random)}"
         self._draining = False
         self._stop = trio.Event()
         self._listeners: dict[Address, _OpenListener] = {}
@@ -197,16 +203,35 @@ class Daemon:
         for agent_config in loaded.agents.values():
             check_secrets(agent_config.auth, self._log)
             check_secrets(agent_config.discovery_auth, self._log)
+        for listener_config in loaded.listeners:
+            if listener_config.token is not None:
+                Secret(listener_config.token, self._log).read()
+            try:
+                _threshold(listener_config)
+            except OSError as error:
+                raise BindError(f"{listener_config.address}: its certificate: {error}") from None
         bound: dict[Address, Listener] = {}
         try:
             for address, mode in _addresses(loaded):
                 if address not in self._listeners:
-                    bound[address] = Listener(bind(address, mode), address, log=self._log)
+                    bound[address] = Listener(self._socket(address, mode), address, log=self._log)
         except BaseException:
             for listener in bound.values():
                 listener.close()
             raise
         return bound
+
+    def _socket(self, address: Address, mode: int) -> socket.socket:
+        """A listening socket of our own, or one that systemd passed; raises BindError."""
+        if not isinstance(address, SystemdAddress):
+            return bind(address, mode)
+        passed = self._passed.get(address.name, [])
+        if len(passed) != 1:
+            raise BindError(
+                f"{address}: systemd passed {len(passed)} sockets of that FileDescriptorName"
+            )
+        # A duplicate: the socket outlives a reload that drops the listener.
+        return passed[0].dup()
 
     async def _apply(self, loaded: Config, bound: dict[Address, Listener]) -> None:
         """Put `loaded` into effect; nothing here can fail because of it."""
@@ -292,7 +317,7 @@ class Daemon:
 
     def _places(self) -> list[Place]:
         return [
-            Place(binding=one.config.binding, address=one.listener.address, agent=one.config.agent)
+            _place(one.config, one.listener)
             for one in self._listeners.values()
             if one.config is not None
         ]
@@ -328,6 +353,7 @@ class Daemon:
         reception = Reception(
             self._door(listener_config, listener),
             limits=limits,
+            threshold=_threshold(listener_config),
             max_connections=limits.connections if listener_config else _ADMIN_CONNECTIONS,
             max_streams=max(sum(one.max_concurrency + one.max_streams for one in agents), 1),
             telemetry=self._telemetry,
@@ -346,18 +372,22 @@ class Daemon:
             limits=self._config.limits,
             new_call_id=lambda: new_call_id(self._random),
         )
-        place = Place(
-            binding=listener_config.binding,
-            address=listener.address,
-            agent=listener_config.agent,
+        place = _place(listener_config, listener)
+        token = listener_config.token
+        advertised = {host_of(place.advertise)} if place.advertise else set()
+        entry = Entry(
+            over_tcp=isinstance(place.address, TcpAddress),
+            hosts=frozenset(listener_config.allowed_hosts) | advertised | _bound_host(place),
+            token=Secret(token, self._log) if token else None,
+            pseudonym=self._pseudonym,
         )
         match place.binding:
             case Binding.JSONRPC:
-                return JsonRpcDoor(house, place)
+                return JsonRpcDoor(house, place, entry)
             case Binding.HTTP_JSON:
-                return HttpJsonDoor(house, place)
+                return HttpJsonDoor(house, place, entry)
             case Binding.GRPC:
-                return GrpcDoor(house, place, is_ready=lambda: not self.unready())
+                return GrpcDoor(house, place, entry, is_ready=lambda: not self.unready())
 
     # --- background ---------------------------------------------------------------------------
 
@@ -385,6 +415,36 @@ class Daemon:
             self._log.tick()
             if self._notifier.watchdog_seconds:
                 self._notifier.alive()
+
+
+def _place(listener_config: ListenerConfig, listener: Listener) -> Place:
+    return Place(
+        binding=listener_config.binding,
+        address=listener.address,
+        agent=listener_config.agent,
+        tls=listener_config.tls_cert_file is not None,
+        advertise=listener_config.advertise,
+        asks_for_token=listener_config.token is not None,
+    )
+
+
+def _bound_host(place: Place) -> frozenset[str]:
+    return frozenset({place.address.host} if isinstance(place.address, TcpAddress) else ())
+
+
+def _threshold(listener_config: ListenerConfig | None) -> Threshold:
+    if listener_config is None:
+        return Threshold()
+    tls = None
+    if listener_config.tls_cert_file is not None:
+        tls = make_server_context(
+            str(listener_config.tls_cert_file), str(listener_config.tls_key_file)
+        )
+    return Threshold(
+        uids=frozenset(listener_config.allow_uids),
+        gids=frozenset(listener_config.allow_gids),
+        tls=tls,
+    )
 
 
 def _addresses(loaded: Config) -> list[tuple[Address, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import http.client
 import json
 import os
@@ -225,7 +226,7 @@ class _Child:
             bufsize=0,
             # Ctrl-C at the terminal is for the demo, which then ends its children.
             start_new_session=True,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 - there are no threads here
+            preexec_fn=functools.partial(_end_with, os.getpid()),  # noqa: PLW1509 - no threads here
         )
 
     def __enter__(self) -> Self:
@@ -271,9 +272,11 @@ class _Child:
         return line
 
 
-def _end_with_parent() -> None:
+def _end_with(parent: int) -> None:
     """Run in the child before it becomes the program: have the kernel end it with its parent."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # which has ended in the meantime
+        os._exit(1)
 
 
 def _json_object(line: bytes) -> dict[str, Any]:

@@ -160,6 +160,8 @@ class _Passage:
         """Of the attempt under way."""
         self._progress = Progress()
         self._passed_over: list[str] = []
+        self._invalid = 0
+        """Of those, how many cannot carry the message itself."""
         self._refusals: list[Result] = []
         self._state: StreamState | None = None
         self._was_drained = False
@@ -290,6 +292,7 @@ class _Passage:
             return await self.agent.upstream.encode(self.call, interface)
         except InvalidMessage as error:
             self._passed_over.append(f"{interface.label}: {error}")
+            self._invalid += 1
             return None
 
     def _brings_credentials(self) -> bool:
@@ -411,10 +414,13 @@ class _Passage:
     def _exhausted(self, generation: Generation) -> Result:
         """Every candidate had its turn, and none answered."""
         if not self.attempts:
-            return self._own_error(
+            result = self._own_error(
                 "NOT_REPRESENTABLE",
                 "no interface of the agent can carry this call: " + "; ".join(self._passed_over),
             )
+            if result.error is not None and self._invalid == len(self._passed_over):
+                result.error = errors.as_invalid_params(result.error)
+            return result
         if len(self._refusals) == len(generation.candidates):
             first = self._refusals[0]
             first.attempts = len(self.attempts)

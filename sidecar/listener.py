@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from sidecar.config import TcpAddress, UnixAddress
+from sidecar.config import SystemdAddress, TcpAddress, UnixAddress
 
 if TYPE_CHECKING:
     from sidecar.config import Address
@@ -37,11 +37,19 @@ class Receiver(Protocol):
         ...
 
 
+def address_of(sock: socket.socket) -> TcpAddress | UnixAddress:
+    """Where a socket listens."""
+    name = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        return UnixAddress(os.fsdecode(name))
+    return TcpAddress(name[0], name[1])
+
+
 class BindError(Exception):
     """An address that cannot be listened on; the text names it and the mend."""
 
 
-def bind(address: Address, mode: int = 0o660) -> socket.socket:
+def bind(address: TcpAddress | UnixAddress, mode: int = 0o660) -> socket.socket:
     """A listening socket; raises BindError.
 
     A Unix socket is bound under a temporary name and moved into place once its mode is set. A
@@ -107,10 +115,11 @@ class Listener:
     """One listening socket."""
 
     def __init__(self, sock: socket.socket, address: Address, *, log: Log) -> None:
+        """`address` as it is configured; a socket that systemd passed stays its own."""
         sock.setblocking(False)
-        self.address = address
-        if isinstance(address, TcpAddress):
-            self.address = TcpAddress(address.host, sock.getsockname()[1])
+        self._passed = isinstance(address, SystemdAddress)
+        # A Unix socket was bound under another name than the one it has now.
+        self.address = address if isinstance(address, UnixAddress) else address_of(sock)
         self.receiver: Receiver
         """Takes connections from now on; may be replaced at any time."""
         self._sock = sock
@@ -118,7 +127,7 @@ class Listener:
         self._log = log
 
     def _own_inode(self) -> int | None:
-        if not isinstance(self.address, UnixAddress):
+        if self._passed or not isinstance(self.address, UnixAddress):
             return None
         with contextlib.suppress(OSError):
             return os.stat(self.address.path).st_ino

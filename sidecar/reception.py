@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from sidecar.core.types import Break
 from sidecar.doors.grpc import GrpcDoor
 from sidecar.listener import is_http2, is_tls
 from sidecar.wire.http1_server import Connections, Http1Limits, serve_http1
 from sidecar.wire.http2_server import HTTP2_REFUSAL, Http2Limits, Http2ServerConnection
 from sidecar.wire.sockets import SocketWire, WireBroken
+from sidecar.wire.tls import accept_tls
 
 if TYPE_CHECKING:
-    import socket
+    import ssl
 
     from sidecar.breaker import Breaker
     from sidecar.config import Limits
@@ -21,11 +26,14 @@ if TYPE_CHECKING:
     from sidecar.logs import Log
     from sidecar.telemetry import Telemetry
     from sidecar.wire.http1_server import Http1Request
+    from sidecar.wire.sockets import Wire
 
 # A client that connects and says nothing is as idle as one between two requests.
 _SILENT_SECONDS = 300.0
 # After its calls were broken off, a connection has this long to tell its client so.
 _LAST_WORDS_SECONDS = 2.0
+_HANDSHAKE_SECONDS = 10.0
+_UCRED = struct.Struct("3i")  # unix(7): pid, uid, gid
 
 
 class Door(Protocol):
@@ -42,6 +50,26 @@ class Door(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """Who may connect at all, and how."""
+
+    uids: frozenset[int] = frozenset()
+    gids: frozenset[int] = frozenset()
+    """Users and groups at the other end of a Unix socket; both empty: everyone."""
+    tls: ssl.SSLContext | None = None
+
+    def lets_in(self, sock: socket.socket) -> bool:
+        """Whether the process at the other end may connect."""
+        if not self.uids and not self.gids:
+            return True
+        if sock.family != socket.AF_UNIX:
+            return False
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        _, uid, gid = _UCRED.unpack(credentials)
+        return uid in self.uids or gid in self.gids
+
+
 class Reception:
     """The connections that one listener accepts under one configuration."""
 
@@ -50,12 +78,14 @@ class Reception:
         door: Door,
         *,
         limits: Limits,
+        threshold: Threshold,
         max_connections: int,
         max_streams: int,
         telemetry: Telemetry,
         log: Log,
     ) -> None:
         self._door = door
+        self._threshold = threshold
         self._stall_seconds = limits.stall_seconds
         self._most = max_connections
         self._telemetry = telemetry
@@ -115,8 +145,11 @@ class Reception:
     async def _connection(self, sock: socket.socket) -> None:
         wire: SocketWire | None = None
         try:
+            if not self._threshold.lets_in(sock):
+                self._warn("the caller's user is not one of allow_uids and allow_gids")
+                return
             wire = SocketWire(sock, stall_seconds=self._stall_seconds, peer="local")
-            await self._serve(wire)
+            await self._serve(await self._secured(wire))
         except (OSError, WireBroken, trio.BrokenResourceError):
             pass  # the peer is gone, which is its right
         except Exception as error:
@@ -130,7 +163,15 @@ class Reception:
             else:
                 wire.abort()
 
-    async def _serve(self, wire: SocketWire) -> None:
+    async def _secured(self, wire: SocketWire) -> Wire:
+        """The wire itself, or TLS on it; raises WireBroken."""
+        if self._threshold.tls is None:
+            return wire
+        with trio.CancelScope(deadline=trio.current_time() + _HANDSHAKE_SECONDS):
+            return await accept_tls(wire, self._threshold.tls)
+        raise WireBroken(Break.TIMEOUT, detail="TLS handshake")
+
+    async def _serve(self, wire: Wire) -> None:
         first = b""
         with trio.CancelScope(deadline=trio.current_time() + _SILENT_SECONDS):
             first = await wire.receive()
@@ -155,7 +196,7 @@ class Reception:
             await wire.send(HTTP2_REFUSAL)
             await wire.aclose()
 
-    async def _serve_http2(self, wire: SocketWire, first: bytes, door: GrpcDoor) -> None:
+    async def _serve_http2(self, wire: Wire, first: bytes, door: GrpcDoor) -> None:
         connection = Http2ServerConnection(
             wire,
             door.serve_stream,

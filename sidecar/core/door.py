@@ -19,19 +19,20 @@ _AGENT_PATH = re.compile(r"/agents/([^/]+)(/.*)?")
 _VERSION = re.compile(r"1(\.[0-9]+)*")
 
 
-def admit(headers: Headers, *, hosts: frozenset[str]) -> ErrorRecord | None:
+def admit(headers: Headers, host: str, *, hosts: frozenset[str]) -> ErrorRecord | None:
     """The refusal of a request that a web page may have sent to a TCP listener; None: welcome.
 
     A loopback service is within reach of every page in a browser on this machine, by itself or
-    through a name that resolves to 127.0.0.1. `hosts` are further names that are expected.
+    through a name that resolves to 127.0.0.1. `host` is the request's Host or ``:authority``,
+    `hosts` are further names that are expected.
     """
     if any(name == "origin" for name, _ in headers):
         return _forbidden("requests with an Origin header come from web pages")
     site = header(headers, "sec-fetch-site")
     if site is not None and site != "none":
         return _forbidden("requests with Sec-Fetch-Site come from web pages")
-    host = host_of(header(headers, "host") or "")
-    if reaches_loopback(host) or host.endswith(".localhost") or host in hosts:
+    named = host_of(host)
+    if reaches_loopback(named) or named.endswith(".localhost") or named in hosts:
         return None
     return _forbidden(f"Host {host[:100]!r} is not a name of this listener")
 

@@ -8,7 +8,6 @@ taken off whatever an agent sends, so that ``delivered`` cannot be forged.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 
@@ -111,6 +110,15 @@ def standard(
         reason=kind.reason,
         details=(error_info(kind.reason, spec.A2A_DOMAIN, metadata or {}),),
     )
+
+
+def as_invalid_params(record: ErrorRecord) -> ErrorRecord:
+    """One of our own, also told as A2A's validation error, which clients know by the first ErrorInfo.
+
+    An agent that was called directly would have answered InvalidParams to the same request.
+    """
+    info = error_info(spec.INVALID_PARAMS.reason, spec.A2A_DOMAIN, {})
+    return replace(record, details=(info, *record.details))
 
 
 def refused(status: int, headers: Headers, *, grpc_status: int | None = None) -> ErrorRecord:
@@ -418,10 +426,3 @@ def to_grpc(record: ErrorRecord) -> tuple[int, str, bytes]:
             room -= size
             kept.append(detail)
     return status, message, convert.status_from_json(status, message, kept)
-
-
-def with_metadata(record: ErrorRecord, **metadata: str) -> ErrorRecord:
-    """`record` with more metadata in its own ErrorInfo; for what only the last step knows."""
-    value: dict[str, Any] = msgspec.json.decode(record.details[0])
-    value["metadata"].update(metadata)
-    return replace(record, details=(msgspec.json.encode(value), *record.details[1:]))

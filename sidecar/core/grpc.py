@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
+from dataclasses import replace
 from urllib.parse import unquote_to_bytes
 
 from grpclib.metadata import encode_grpc_message, encode_timeout
@@ -12,7 +14,6 @@ from sidecar.core import convert, errors, relay, tenant
 from sidecar.core.grpc_frames import GrpcReader, MessageTooLarge, grpc_frame
 from sidecar.core.payload import PayloadError
 from sidecar.core.spec import (
-    EXTENSIONS_HEADER,
     GRPC_SERVICE,
     VERSION_HEADER,
     Binding,
@@ -35,6 +36,7 @@ __all__ = [
     "MessageTooLarge",
     "decode_details",
     "decode_message",
+    "encode_message",
     "encode_request",
     "event_reader",
     "read_reply",
@@ -43,6 +45,10 @@ __all__ = [
 ]
 
 CONTENT_TYPE = "application/grpc"
+# At most eight digits: beyond three years in seconds there is no timeout.
+_LONGEST_TIMEOUT = 99_999_999.0
+
+_UNIMPLEMENTED = 12
 
 # --- upstream ---------------------------------------------------------------------------------
 
@@ -65,7 +71,7 @@ def encode_request(call: Call, interface: Interface) -> Request:
 
 def timeout_header(seconds: float) -> tuple[str, str]:
     """What is left of a deadline, as it goes upstream."""
-    return "grpc-timeout", encode_timeout(max(seconds, 0.001))
+    return "grpc-timeout", encode_timeout(min(max(seconds, 0.001), _LONGEST_TIMEOUT))
 
 
 def read_reply(
@@ -75,6 +81,8 @@ def read_reply(
     reader = EventReader(operation, head, limit)
     messages = reader.feed(body)
     end = reader.end(trailers)
+    if messages and end.error is None and end.grpc_status == _UNIMPLEMENTED:
+        return replace(end, plain=None, malformed="it has a message, and is not implemented")
     if end.grpc_status != 0 or end.malformed:
         return end
     if len(messages) != 1:
@@ -105,7 +113,7 @@ class EventReader:
     def is_grpc(self) -> bool:
         """Whether the head is that of a gRPC reply: 200 and an ``application/grpc`` type."""
         content_type = header(self._head.headers, "content-type") or ""
-        return self._head.status == 200 and content_type.startswith(CONTENT_TYPE)
+        return self._head.status == 200 and content_type.lower().startswith(CONTENT_TYPE)
 
     def feed(self, data: bytes) -> list[Reply]:
         """The messages that `data` completes; raises MessageTooLarge."""
@@ -164,7 +172,10 @@ def _status(block: Headers) -> int | None:
     raw = header(block, "grpc-status")
     if raw is None:
         return None
-    return int(raw) if raw.isdigit() and len(raw) < 4 else 2
+    return int(raw) if _STATUS.fullmatch(raw) else 2
+
+
+_STATUS = re.compile("[0-9]{1,3}")
 
 
 def decode_message(raw: str) -> str:
@@ -192,13 +203,18 @@ def status_trailers(status: int, message: str, details: bytes | None) -> Headers
     """Trailers that end a reply with `status`."""
     trailers: Headers = [("grpc-status", str(status))]
     if message:
-        trailers.append(("grpc-message", encode_grpc_message(message)))
+        trailers.append(("grpc-message", encode_message(message)))
     if details:
         encoded = base64.b64encode(details).decode("ascii").rstrip("=")
         trailers.append(("grpc-status-details-bin", encoded))
     return trailers
 
 
-def reply_extensions(headers: Headers) -> Headers:
-    """The extensions that an agent says it activated."""
-    return [pair for pair in headers if pair[0] == EXTENSIONS_HEADER]
+def encode_message(text: str) -> str:
+    """A grpc-message. Spaces at its ends are encoded: HTTP/2 would take them off (RFC 9113 8.2.1)."""
+    encoded = encode_grpc_message(text)
+    inner = encoded.strip(" ")
+    if len(inner) == len(encoded):
+        return encoded
+    before = len(encoded) - len(encoded.lstrip(" "))
+    return "%20" * before + inner + "%20" * (len(encoded) - before - len(inner))

@@ -1,10 +1,10 @@
-"""What the two JSON bindings share: media types, SSE replies, the shape of results."""
+"""What the two JSON bindings share: media types, ids, SSE replies, the shape of results."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sidecar.core import payload
+from sidecar.core import convert, payload
 from sidecar.core.sse import SseReader
 from sidecar.core.types import header
 
@@ -19,6 +19,9 @@ SSE_TYPE = "text/event-stream"
 
 # Results that are a oneof: an empty one would be an empty success (A2A 3.1.1, 3.1.2).
 _WRAPPED = frozenset({"SendMessageResponse", "StreamResponse"})
+# Results in which the caller's tenant is put back: they must be fit for it.
+_PUSH_CONFIG = "TaskPushNotificationConfig"
+_PUSH_CONFIGS = "ListTaskPushNotificationConfigsResponse"
 
 
 def media_type(headers: Headers) -> str:
@@ -33,9 +36,50 @@ def check_params(raw: bytes) -> None:
     in its message.
     """
     members = payload.split_object(raw)
+    _one_spelling(members)
     message = members.get("message", b"")
-    if message[:1] == b"{" and message.count(b"askId") + message.count(b"ask_id") > 1:
-        payload.split_object(message)
+    if message[:1] == b"{" and (
+        message.count(b"askId") + message.count(b"ask_id") > 1 or b"\\u" in message
+    ):
+        _one_spelling(payload.split_object(message))
+
+
+def _one_spelling(members: dict[str, bytes]) -> None:
+    if "taskId" in members and "task_id" in members:
+        raise payload.DuplicateMember("the member taskId appears in two spellings")
+
+
+def snake_case(name: str) -> str:
+    """``taskId`` → ``task_id``: the other spelling that ProtoJSON accepts."""
+    return "".join("_" + c.lower() if c.isupper() else c for c in name)
+
+
+def id_in(members: dict[str, bytes], name: str) -> str:
+    """The id of a request that names what it is about; raises InvalidMessage naming the field."""
+    raw = members.get(name)
+    if raw is None:
+        raw = members.get(snake_case(name))
+    try:
+        value = payload.parse_string(raw) if raw not in (None, b"null") else ""
+    except payload.PayloadError as error:
+        raise at(name, convert.InvalidMessage("must be a string")) from error
+    check_id(name, value)
+    return value
+
+
+def check_id(name: str, value: str) -> None:
+    """Refuse an id that could not stand in a path; raises InvalidMessage naming the field."""
+    if not value:
+        raise at(name, convert.InvalidMessage("must not be empty"))
+    if value in {".", ".."} or any(c < " " or c == "\x7f" for c in value):
+        problem = "must not be `.` or `..` nor hold control characters"
+        raise at(name, convert.InvalidMessage(problem))
+
+
+def at(name: str, error: convert.InvalidMessage) -> convert.InvalidMessage:
+    """`error` as one in the field `name`."""
+    error.steps.append(f".{name}")
+    return error
 
 
 def shaped_result(operation: Operation, result: bytes) -> str:
@@ -46,9 +90,26 @@ def shaped_result(operation: Operation, result: bytes) -> str:
     """
     if result[:1] != b"{":
         return "its result is not a JSON object"
-    if operation.response in _WRAPPED and not payload.split_object(result):
-        return f"its {operation.response} is empty"
+    response = operation.response
+    try:
+        if response in _WRAPPED:
+            if all(value == b"null" for value in payload.split_object(result).values()):
+                return f"its {response} is empty"
+        elif response == _PUSH_CONFIG:
+            payload.split_object(result)
+        elif response == _PUSH_CONFIGS:
+            configs = payload.get_member(result, "configs") or b"null"
+            for config in payload.split_array(configs) if configs != b"null" else ():
+                payload.split_object(config)
+    except payload.PayloadError as error:
+        return f"its result: {error}"
     return ""
+
+
+def foreign_coding(headers: Headers) -> str:
+    """The content coding of a reply that was asked for plain; '' for none."""
+    coding = (header(headers, "content-encoding") or "identity").strip().lower()
+    return "" if coding == "identity" else coding
 
 
 class EventReader:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from urllib.parse import quote
 
 from sidecar.core import convert, errors, payload, relay, tenant
@@ -9,7 +11,11 @@ from sidecar.core.http_common import (
     JSON_TYPE,
     SSE_TYPE,
     EventReader,
+    at,
+    foreign_coding,
+    id_in,
     shaped_result,
+    snake_case,
 )
 from sidecar.core.spec import (
     CANCEL_TASK,
@@ -32,6 +38,13 @@ def encode_request(call: Call, interface: Interface, *, subscribe_by_get: bool =
     Fields of the path are percent-encoded whole, one segment each (RFC 3986); an id that a server
     or proxy would normalise away is refused.
     """
+    try:
+        return _encode(call, interface, subscribe_by_get)
+    except payload.PayloadError as error:
+        raise convert.InvalidMessage(f"cannot be taken apart: {error}") from error
+
+
+def _encode(call: Call, interface: Interface, subscribe_by_get: bool) -> Request:
     operation = call.operation
     message = call.payload
     if message.form is Form.PROTO:
@@ -70,43 +83,12 @@ def encode_request(call: Call, interface: Interface, *, subscribe_by_get: bool =
     return Request(verb, "".join(target), headers, body)
 
 
-def snake_case(name: str) -> str:
-    """``taskId`` → ``task_id``: the other spelling that ProtoJSON accepts."""
-    return "".join("_" + c.lower() if c.isupper() else c for c in name)
-
-
-def _member(members: dict[str, bytes], name: str) -> bytes | None:
-    raw = members.get(name)
-    if raw is None:
-        raw = members.get(snake_case(name))
-    return None if raw == b"null" else raw
-
-
 def _segment(operation: Operation, name: str, members: dict[str, bytes]) -> str:
-    raw = _member(members, name)
-    try:
-        value = payload.parse_string(raw) if raw is not None else ""
-    except payload.PayloadError as error:
-        raise _at(name, convert.InvalidMessage("must be a string")) from error
-    check_id(name, value)
+    value = id_in(members, name)
     if operation is GET_TASK and value.endswith(":subscribe"):
         problem = "ends in `:subscribe`: a GET for it would be taken for SubscribeToTask"
-        raise _at(name, convert.NotRepresentable(problem))
+        raise at(name, convert.NotRepresentable(problem))
     return quote(value, safe="")
-
-
-def check_id(name: str, value: str) -> None:
-    """An id that can stand in a path; raises InvalidMessage naming the field."""
-    if not value:
-        raise _at(name, convert.InvalidMessage("must not be empty"))
-    if value in {".", ".."} or any(c < " " or c == "\x7f" for c in value):
-        problem = "must not be `.` or `..` nor hold control characters"
-        raise _at(name, convert.InvalidMessage(problem))
-
-
-def _at(name: str, error: convert.InvalidMessage) -> convert.InvalidMessage:
-    error.steps.append(f".{name}")
-    return error
 
 
 def _without(members: dict[str, bytes], names: tuple[str, ...]) -> bytes:
@@ -123,24 +105,57 @@ def _query(operation: Operation, members: dict[str, bytes]) -> str:
     in_path = {s for name in operation.path_fields for s in (name, snake_case(name))}
     pairs: list[str] = []
     for name, raw in members.items():
-        if name in in_path or raw == b"null" or raw[:1] in b"{[":
+        field = known.get(name, name)
+        if name in in_path or raw == b"null":
+            continue
+        if raw[:1] in b"{[":
+            if field in known:
+                raise at(field, convert.InvalidMessage("must not be an object or array"))
             continue
         value = payload.parse_string(raw) if raw[:1] == b'"' else raw.decode()
-        field = known.get(name, name)
-        if field == "status" and value.lstrip("-").isdigit() and int(value) < len(TASK_STATES):
-            value = TASK_STATES[int(value)]
-        if operation is LIST_PUSH_CONFIGS and value in {"", "0"}:
-            continue  # no presence in the message: the default is the same as unset
+        if field == "status":
+            value = _state_name(value)
+        elif field in _NUMBERS:
+            value = _plain_number(value)
+        if _is_default(operation, field, value):
+            continue
         pairs.append(f"{quote(field, safe='')}={quote(value, safe='')}")
     return "?" + "&".join(pairs) if pairs else ""
+
+
+_NUMBERS = frozenset({"historyLength", "pageSize"})
+_STATE_NUMBER = re.compile("[0-9]")
+
+
+def _state_name(value: str) -> str:
+    """A task state by name, as ProtoJSON allows the number too."""
+    if _STATE_NUMBER.fullmatch(value) and int(value) < len(TASK_STATES):
+        return TASK_STATES[int(value)]
+    return value
+
+
+def _plain_number(value: str) -> str:
+    """``10`` for the other spellings of it that ProtoJSON takes; what is no integer stays."""
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    return str(int(number)) if number.is_integer() and abs(number) < 2**53 else value
+
+
+def _is_default(operation: Operation, field: str, value: str) -> bool:
+    """Whether a value says no more than leaving it out: its field has no presence."""
+    if value == "":
+        return field in {"pageToken", "contextId"}
+    return value == "0" and field == "pageSize" and operation is LIST_PUSH_CONFIGS
 
 
 def read_reply(operation: Operation, head: ReplyHead, body: bytes) -> Reply:
     """A complete reply to a unary call, or to a stream that was answered without one."""
     status = head.status
-    encoding = dict(head.headers).get("content-encoding", "identity")
-    if encoding != "identity":
-        return _unreadable(head, f"it is encoded as {encoding}, which was not asked for")
+    coding = foreign_coding(head.headers)
+    if coding:
+        return _unreadable(head, f"it is encoded as {coding}, which was not asked for")
     empty = body.strip() in {b"", b"null"}
     if 200 <= status < 300 and operation.void and (empty or status == 204):
         return Reply(http_status=status, payload=Payload(Form.JSON, b"{}"))
@@ -160,12 +175,15 @@ def _read_text(operation: Operation, head: ReplyHead, body: bytes) -> Reply:
     if operation is LIST_PUSH_CONFIGS and body[:1] == b"[":
         payload.split_array(body)  # some servers answer the bare array
         body = b'{"configs":' + body + b"}"
+    if body[:1] == b"{" and "error" in payload.split_object(body):
+        found = errors.read_http(status, head.headers, body, names_task=False)
+        if found is not None and found[1]:
+            return Reply(http_status=status, error=found[0])
     if operation.void:
         body = b"{}"
     why = shaped_result(operation, body)
     if why:
         return Reply(http_status=status, malformed=why)
-    payload.split_object(body)
     return Reply(http_status=status, payload=Payload(Form.JSON, body))
 
 
@@ -196,7 +214,7 @@ def _read_event(operation: Operation, event: str, data: bytes) -> Reply:
         members = payload.split_object(data)
     except payload.PayloadError as error:
         return Reply(http_status=200, malformed=str(error))
-    if event == "error" or "error" in members:
+    if event == "error" or members.get("error", b"null") != b"null":
         return _error_event(operation, members, data)
     why = shaped_result(operation, data)
     if why:
@@ -205,10 +223,20 @@ def _read_event(operation: Operation, event: str, data: bytes) -> Reply:
 
 
 def _error_event(operation: Operation, members: dict[str, bytes], data: bytes) -> Reply:
-    """An error inside a stream: its status is the one it names itself (A2A 11.7)."""
-    error = payload.get_member(members.get("error", b"{}"), "code") or b"500"
-    status = int(error) if error.isdigit() and 400 <= int(error) < 600 else 500
+    """An error inside a stream: its status is the one it names itself (A2A 11.7).
+
+    It comes from the agent that has opened the stream, so below 500 it is an answer, recognised or
+    not: nothing here says that the endpoint is the wrong one.
+    """
+    try:
+        code = payload.get_member(members.get("error", b"{}"), "code") or b""
+    except payload.PayloadError:
+        code = b""
+    status = int(code) if _ERROR_STATUS.fullmatch(code) else 500
     reply = _read_error(operation, ReplyHead(status, []), data)
-    if reply.error is None and reply.plain is None:
-        return Reply(http_status=200, malformed="its error event is not an error object")
+    if reply.error is None and status < 500:
+        return replace(reply, error=reply.plain, plain=None)
     return reply
+
+
+_ERROR_STATUS = re.compile(rb"[45][0-9]{2}")

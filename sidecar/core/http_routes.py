@@ -11,8 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
-from sidecar.core import errors, http_json, payload, tenant
-from sidecar.core.http_common import JSON_TYPE, check_params, media_type
+from sidecar.core import errors, payload, tenant
+from sidecar.core.http_common import (
+    JSON_TYPE,
+    check_id,
+    check_params,
+    foreign_coding,
+    media_type,
+    snake_case,
+)
 from sidecar.core.spec import (
     CANCEL_TASK,
     CREATE_PUSH_CONFIG,
@@ -32,7 +39,7 @@ from sidecar.core.spec import (
     TASK_STATES,
     Operation,
 )
-from sidecar.core.types import Form, Payload, header
+from sidecar.core.types import Form, Payload
 
 if TYPE_CHECKING:
     from sidecar.core.types import ErrorRecord, Headers
@@ -162,7 +169,7 @@ def _decoded(name: str, raw: str) -> str:
 
 def _check_id(name: str, value: str) -> None:
     try:
-        http_json.check_id(name, value)
+        check_id(name, value)
     except ValueError as error:
         raise _invalid(str(error)) from error
 
@@ -187,7 +194,7 @@ def check_content_type(headers: Headers) -> None:
             INVALID_REQUEST, "the body must be application/json or application/a2a+json"
         )
         raise Refused(record, 415)
-    if (header(headers, "content-encoding") or "identity") != "identity":
+    if foreign_coding(headers):
         record = errors.standard(INVALID_REQUEST, "compressed bodies are not accepted")
         raise Refused(record, 415)
 
@@ -209,7 +216,7 @@ def decode_request(found: Route, query: str, body: bytes) -> Inbound:
             members = payload.split_object(data)
         members.update(_query(operation, query))
         for name, value in found.path_values.items():
-            members.pop(http_json.snake_case(name), None)
+            members.pop(snake_case(name), None)
             members[name] = payload.json_string(value)
         data = payload.join_object(members)
         caller_tenant, message = tenant.take(operation, Payload(Form.JSON, data))
@@ -235,9 +242,7 @@ def _query(operation: Operation, query: str) -> dict[str, bytes]:
         raw_name, _, raw_value = pair.partition("=")
         name = _decoded("query", raw_name)
         name = _ALIASES.get(name, name)
-        field = next(
-            (one for one in operation.query if name in {one, http_json.snake_case(one)}), None
-        )
+        field = next((one for one in operation.query if name in {one, snake_case(one)}), None)
         if field is None:
             continue
         if field in members:
@@ -258,7 +263,7 @@ def _query_value(field: str, value: str) -> bytes:
             raise _invalid(f"{field} must be true or false")
         return value.encode()
     if field == "status" and value not in TASK_STATES:
-        if value.isdigit() and len(value) < 3 and int(value) < len(TASK_STATES):
+        if _INTEGER.fullmatch(value) and int(value) < len(TASK_STATES):
             return payload.json_string(TASK_STATES[int(value)])
         raise _invalid("status must be the name of a task state, such as TASK_STATE_WORKING")
     return payload.json_string(value)

@@ -11,7 +11,8 @@ from sidecar.core.http_common import (
     SSE_TYPE,
     EventReader,
     check_params,
-    media_type,
+    foreign_coding,
+    id_in,
     shaped_result,
 )
 from sidecar.core.spec import (
@@ -73,7 +74,7 @@ def read_reply(operation: Operation, head: ReplyHead, body: bytes) -> Reply:
     if error is not None and error != b"null":
         record = errors.read_jsonrpc(error, head.headers)
         if record is not None and ("jsonrpc" in members or -32768 <= record.code <= -32000):
-            return Reply(http_status=status, error=_with_status(record, status))
+            return Reply(http_status=status, error=errors.with_http_status(record, status))
         return _not_jsonrpc(head, "its `error` is not a JSON-RPC error object")
     if not 200 <= status < 300:
         return _not_jsonrpc(head, "")
@@ -89,9 +90,9 @@ def read_reply(operation: Operation, head: ReplyHead, body: bytes) -> Reply:
 
 
 def _members(head: ReplyHead, body: bytes) -> dict[str, bytes] | str:
-    encoding = dict(head.headers).get("content-encoding", "identity")
-    if encoding != "identity":
-        return f"it is encoded as {encoding}, which was not asked for"
+    coding = foreign_coding(head.headers)
+    if coding:
+        return f"it is encoded as {coding}, which was not asked for"
     try:
         payload.check_text(body)
         return payload.split_object(body)
@@ -103,24 +104,6 @@ def _not_jsonrpc(head: ReplyHead, why: str) -> Reply:
     if 200 <= head.status < 300:
         return Reply(http_status=head.status, malformed=why or "it is not a JSON-RPC response")
     return Reply(http_status=head.status, plain=errors.refused(head.status, head.headers))
-
-
-def _with_status(record: ErrorRecord, status: int) -> ErrorRecord:
-    """401, 403 and 429 reach every binding as that status (DESIGN 3.8)."""
-    if status not in {401, 403, 429}:
-        return record
-    refused = errors.refused(status, record.headers)
-    return ErrorRecord(
-        code=record.code,
-        http_status=status,
-        grpc_status=refused.grpc_status,
-        message=record.message,
-        reason=record.reason,
-        details=record.details,
-        data=record.data,
-        headers=record.headers,
-        raw=record.raw,
-    )
 
 
 def event_reader(operation: Operation, limit: int) -> EventReader:
@@ -216,8 +199,12 @@ def _params(operation: Operation, raw: bytes, id_: bytes) -> tuple[Payload, str]
         raw = b"{}"
     try:
         check_params(raw)
+        if operation.path_fields:
+            members = payload.split_object(raw)
+            for name in operation.path_fields:
+                id_in(members, name)
         caller_tenant, message = tenant.take(operation, Payload(Form.JSON, raw))
-    except payload.PayloadError as error:
+    except (payload.PayloadError, convert.InvalidMessage) as error:
         raise Refused(errors.standard(INVALID_PARAMS, f"`params`: {error}"), id_) from error
     return message, caller_tenant
 
@@ -231,8 +218,3 @@ def encode_result(id_: bytes, operation: Operation, result: Payload) -> bytes:
 def encode_error(id_: bytes, record: ErrorRecord) -> bytes:
     """A response with `error`."""
     return b'{"jsonrpc":"2.0","id":' + id_ + b',"error":' + errors.to_jsonrpc(record) + b"}"
-
-
-def is_event_stream(head: ReplyHead) -> bool:
-    """Whether a reply's head announces SSE."""
-    return head.status == 200 and media_type(head.headers) == SSE_TYPE

@@ -38,6 +38,12 @@ _PER_HOP = frozenset(
         "date",
         "user-agent",
         "early-data",
+        # Digests of a body that is written anew (RFC 9530, RFC 9110 14.4).
+        "content-digest",
+        "repr-digest",
+        "digest",
+        "content-md5",
+        "content-range",
         VERSION_HEADER,
     }
 )
@@ -56,7 +62,6 @@ _REQUEST_ONLY_HERE = frozenset(
         "range",
         "cache-control",
         "pragma",
-        "via",
     }
 )
 _REPLY_ONLY_THERE = frozenset(
@@ -83,8 +88,10 @@ _REPLY_ONLY_THERE = frozenset(
         "via",
     }
 )
-# An answer's headers may not grow without bound downstream (grpcio's default limit is 8 KiB).
-_REPLY_HEADER_BYTES = 8192
+# An answer's headers may not grow without bound downstream: grpcio's default limit is 8 KiB, of
+# which status, message and details have half. A field counts 32 bytes more (RFC 9113 10.5.1).
+_REPLY_HEADER_BYTES = 4096
+_PER_FIELD = 32
 
 _METADATA_NAME = re.compile(r"[0-9a-z_.\-]+")
 _METADATA_VALUE = re.compile(r"[\x20-\x7e]*")
@@ -105,18 +112,25 @@ def _never(name: str) -> bool:
     return name.startswith((":", "grpc-", "a2a-sidecar-")) or name in _PER_HOP
 
 
-def request_headers(headers: Headers, *, withheld: frozenset[str] = frozenset()) -> Headers:
+def request_headers(
+    headers: Headers, *, withheld: frozenset[str] = frozenset(), via: str = ""
+) -> Headers:
     """The caller's headers that may go upstream, `a2a-extensions` lines joined into one.
 
-    `withheld` names headers that were meant for the sidecar itself, the local token's.
+    `withheld` names headers that were meant for the sidecar itself, the local token's; `via` is
+    the sidecar's own name, added to those of other hops.
     """
     dropped = _named_by_connection(headers) | withheld
     kept: Headers = []
     extensions: list[str] = []
+    hops: list[str] = []
     for name, value in headers:
         if _never(name) or name in _REQUEST_ONLY_HERE or name in dropped:
             continue
         if name.startswith("sec-"):
+            continue
+        if name == "via":
+            hops.append(value)
             continue
         if name == EXTENSIONS_HEADER:
             extensions += [part.strip() for part in value.split(",") if part.strip()]
@@ -124,6 +138,10 @@ def request_headers(headers: Headers, *, withheld: frozenset[str] = frozenset())
         kept.append((name, value))
     if extensions:
         kept.append((EXTENSIONS_HEADER, ", ".join(extensions)))
+    if via:
+        hops.append(f"1.1 {via}")
+    if hops:
+        kept.append(("via", ", ".join(hops)))
     return kept
 
 
@@ -131,15 +149,16 @@ def reply_headers(headers: Headers) -> Headers:
     """The agent's headers (gRPC: initial metadata, then trailers) that may go downstream."""
     dropped = _named_by_connection(headers)
     kept: Headers = []
-    size = 0
+    room = _REPLY_HEADER_BYTES
     for name, value in headers:
         if _never(name) or name in _REPLY_ONLY_THERE or name in dropped:
             continue
         if name.startswith("access-control-"):
             continue
-        size += len(name) + len(value) + 4
-        if size > _REPLY_HEADER_BYTES:
-            break
+        size = len(name) + len(value) + _PER_FIELD
+        if size > room:
+            continue
+        room -= size
         kept.append((name, value))
     return kept
 
@@ -165,8 +184,12 @@ def _as_metadata(pair: tuple[str, str]) -> tuple[str, str] | None:
         return None
     if name.endswith("-bin"):
         try:
-            raw = base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
+            return name, ",".join(_unpadded(part.strip()) for part in value.split(","))
         except (binascii.Error, ValueError):
             return None
-        return name, base64.b64encode(raw).decode("ascii").rstrip("=")
     return pair if _METADATA_VALUE.fullmatch(value) else None
+
+
+def _unpadded(value: str) -> str:
+    raw = base64.b64decode(value + "=" * (-len(value) % 4), validate=True)
+    return base64.b64encode(raw).decode("ascii").rstrip("=")

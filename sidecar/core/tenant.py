@@ -67,17 +67,17 @@ def _set(data: bytes, tenant: str) -> bytes:
 
 
 def _in_nested_config(operation: Operation, data: bytes, tenant: str) -> bytes:
-    if not operation.sends or b"onfig" not in data:
+    if not operation.sends or (b"onfig" not in data and b"\\u" not in data):
         return data
     configuration = payload.get_member(data, "configuration")
     if configuration is None or configuration[:1] != b"{":
         return data
+    changed = configuration
+    # Both spellings, if both are there: receivers differ in which one they take.
     for name in ("taskPushNotificationConfig", "task_push_notification_config"):
-        config = payload.get_member(configuration, name)
+        config = payload.get_member(changed, name)
         if config is not None and config[:1] == b"{":
-            changed = _set(config, tenant)
-            if changed != config:
-                return payload.with_member(
-                    data, "configuration", payload.with_member(configuration, name, changed)
-                )
-    return data
+            changed = payload.with_member(changed, name, _set(config, tenant))
+    if changed == configuration:
+        return data
+    return payload.with_member(data, "configuration", changed)

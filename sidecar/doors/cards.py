@@ -34,6 +34,10 @@ class Place:
     binding: Binding
     address: Address
     agent: str | None
+    tls: bool = False
+    advertise: str | None = None
+    """Authority to publish instead of the bound address."""
+    asks_for_token: bool = False
 
 
 class CardDesk:
@@ -87,7 +91,11 @@ class CardDesk:
             for one in (*here, *others)
             if one.agent in {None, agent}
         ]
-        return rewrite_card(data, [one for one in served if one is not None])
+        return rewrite_card(
+            data,
+            [one for one in served if one is not None],
+            security_schemes=_TOKEN_SCHEME if place.asks_for_token else None,
+        )
 
     def rewrite_answer(self, answer: Payload, agent: str, place: Place, authority: str) -> Payload:
         """An extended card, in either form, with the same rewrite; raises CardError."""
@@ -100,18 +108,22 @@ class CardDesk:
         return Payload(answer.form, data)
 
 
+# What a listener with a token asks for, as a card says it (A2A 4.5).
+_TOKEN_SCHEME = {"sidecarToken": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}
+
+
 def _served(place: Place, agent: str, authority: str) -> Served | None:
     """The interface of a card that leads to `place`; None when it has no address to publish."""
-    if not authority:
-        if not isinstance(place.address, TcpAddress):
+    if place.advertise or not authority:
+        if not place.advertise and not isinstance(place.address, TcpAddress):
             return None
-        authority = str(place.address)
+        authority = place.advertise or str(place.address)
     if place.binding is Binding.GRPC:
         return Served(place.binding, authority, "" if place.agent else agent)
     path = "" if place.agent else f"/agents/{agent}"
     if place.binding is Binding.JSONRPC and not path:
         path = "/"
-    return Served(place.binding, f"http://{authority}{path}")
+    return Served(place.binding, f"{'https' if place.tls else 'http'}://{authority}{path}")
 
 
 def _is_current(request: Http1Request, etag: str) -> bool:

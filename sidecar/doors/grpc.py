@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import trio
 from grpclib.metadata import decode_timeout
 
-from sidecar.config import TcpAddress
 from sidecar.core import convert, door, errors, grpc, relay, tenant
 from sidecar.core.grpc_frames import GrpcReader, MessageTooLarge, grpc_frame
 from sidecar.core.payload import PayloadError
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from sidecar.core.spec import Operation
     from sidecar.core.types import ErrorRecord, Headers
     from sidecar.doors.cards import Place
+    from sidecar.doors.entry import Entry
     from sidecar.doors.http import House
     from sidecar.forwarder import Result
     from sidecar.wire.http1_server import Http1Request
@@ -54,15 +54,19 @@ class _Refused(Exception):
 class GrpcDoor(HttpDoor):
     """Serves one gRPC listener. What it inherits serves HTTP/1.1 clients: cards, nothing else."""
 
-    def __init__(self, house: House, place: Place, *, is_ready: Callable[[], bool]) -> None:
-        super().__init__(house, place)
+    def __init__(
+        self, house: House, place: Place, entry: Entry, *, is_ready: Callable[[], bool]
+    ) -> None:
+        super().__init__(house, place, entry)
         self._is_ready = is_ready
 
     # --- HTTP/1.1 -----------------------------------------------------------------------------
 
-    async def serve_call(self, request: Http1Request, path: str, agent: Agent) -> None:
+    async def serve_call(
+        self, request: Http1Request, path: str, agent: Agent, relayed: Headers
+    ) -> None:
         """See `HttpDoor`: calls do not come this way."""
-        del path, agent
+        del path, agent, relayed
         await self.refuse(request, errors.own("INVALID_REQUEST", "this listener speaks gRPC"))
 
     async def refuse(self, request: Http1Request, record: ErrorRecord) -> None:
@@ -97,13 +101,9 @@ class GrpcDoor(HttpDoor):
     def _admit(self, pseudo: dict[str, str], headers: Headers) -> Operation | None:
         """The operation of an acceptable request, None for a health check; raises _Refused."""
         authority = pseudo.get(":authority") or header(headers, "host") or ""
-        if isinstance(self._place.address, TcpAddress):
-            forbidden = door.admit(
-                [*(pair for pair in headers if pair[0] != "host"), ("host", authority)],
-                hosts=frozenset(),
-            )
-            if forbidden is not None:
-                raise _Refused(forbidden)
+        refused = self._entry.admit(headers, authority)
+        if refused is not None:
+            raise _Refused(refused)
         path = pseudo.get(":path", "")
         if path == _HEALTH_CHECK:
             return None
@@ -124,6 +124,10 @@ class GrpcDoor(HttpDoor):
         authority: str,
         headers: Headers,
     ) -> None:
+        refused, withheld = self._entry.authenticate(headers)
+        if refused is not None:
+            raise _Refused(refused)
+        relayed = relay.request_headers(headers, withheld=withheld, via=self._entry.pseudonym)
         message = Payload(Form.PROTO, await self._read_message(stream, headers))
         try:
             caller_tenant, message = tenant.take(operation, message)
@@ -135,7 +139,7 @@ class GrpcDoor(HttpDoor):
             binding=Binding.GRPC,
             payload=message,
             tenant=caller_tenant,
-            headers=relay.request_headers(headers),
+            headers=relayed,
             id=self._house.new_call_id(),
             deadline=_deadline(headers),
         )

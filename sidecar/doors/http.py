@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from sidecar.breaker import Breaker
-from sidecar.config import TcpAddress
 from sidecar.core import door, errors, relay
 from sidecar.core.http_common import JSON_TYPE, SSE_TYPE
 from sidecar.core.spec import GET_EXTENDED_CARD, Binding
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from sidecar.core.spec import Operation
     from sidecar.core.types import ErrorRecord, Headers, Payload
     from sidecar.doors.cards import CardDesk, Place
+    from sidecar.doors.entry import Entry
     from sidecar.forwarder import Deliver, Forwarder, Result
     from sidecar.wire.http1_server import Http1Request
 
@@ -45,32 +45,45 @@ class House:
 class HttpDoor(ABC):
     """Serves the requests of one HTTP/1.1 listener."""
 
-    def __init__(self, house: House, place: Place) -> None:
+    def __init__(self, house: House, place: Place, entry: Entry) -> None:
         self._house = house
         self._place = place
+        self._entry = entry
         self.breaker = Breaker()
         """Ends this door's calls when its drain is over."""
 
     async def serve(self, request: Http1Request) -> None:
         """Answer one request."""
-        if isinstance(self._place.address, TcpAddress):
-            forbidden = door.admit(request.headers, hosts=frozenset())
-            if forbidden is not None:
-                await self.refuse(request, forbidden)
-                return
+        refused = self._entry.admit(request.headers, header(request.headers, "host") or "")
+        if refused is not None:
+            await self.refuse(request, refused)
+            return
         named, path = door.agent_in_path(request.target)
         agent = door.choose_agent(named, self._place.agent, self._house.agents)
         if not isinstance(agent, str):
             await self.refuse(request, agent)
             return
         if self._house.cards.is_card_path(path):
+            # Without the token: a client reads there how to authenticate.
             await self._house.cards.serve(request, self._house.agents[agent], self._place)
             return
-        await self.serve_call(request, path, self._house.agents[agent])
+        refused, withheld = self._entry.authenticate(request.headers)
+        if refused is not None:
+            await self.refuse(request, refused)
+            return
+        relayed = relay.request_headers(
+            request.headers, withheld=withheld, via=self._entry.pseudonym
+        )
+        await self.serve_call(request, path, self._house.agents[agent], relayed)
 
     @abstractmethod
-    async def serve_call(self, request: Http1Request, path: str, agent: Agent) -> None:
-        """Answer a request to `agent`; `path` is below the agent's own prefix."""
+    async def serve_call(
+        self, request: Http1Request, path: str, agent: Agent, relayed: Headers
+    ) -> None:
+        """Answer a request to `agent`.
+
+        `path` is below the agent's own prefix; `relayed` are the headers that go on with the call.
+        """
 
     @abstractmethod
     async def refuse(self, request: Http1Request, record: ErrorRecord) -> None:
@@ -92,16 +105,14 @@ class HttpDoor(ABC):
             await self.refuse(request, errors.own("TOO_LARGE", message))
             return None
 
-    def call(
-        self, request: Http1Request, operation: Operation, payload: Payload, tenant: str
-    ) -> Call:
+    def call(self, relayed: Headers, operation: Operation, payload: Payload, tenant: str) -> Call:
         """The call that a request has become."""
         return Call(
             operation=operation,
             binding=self._place.binding,
             payload=payload,
             tenant=tenant,
-            headers=relay.request_headers(request.headers),
+            headers=relayed,
             id=self._house.new_call_id(),
         )
 
@@ -194,6 +205,8 @@ class _SseStream:
             with contextlib.suppress(CallerGone, PeerGone):
                 await self._finish(await carry(self._event))
             nursery.cancel_scope.cancel()
+        if not self._request.ended:
+            raise PeerGone("the client has left the stream")
 
     async def _keep_alive(self) -> None:
         while True:

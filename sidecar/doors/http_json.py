@@ -21,7 +21,9 @@ _RESULT_TYPE = "application/a2a+json"
 class HttpJsonDoor(HttpDoor):
     """Serves the requests of one HTTP+JSON listener."""
 
-    async def serve_call(self, request: Http1Request, path: str, agent: Agent) -> None:
+    async def serve_call(
+        self, request: Http1Request, path: str, agent: Agent, relayed: Headers
+    ) -> None:
         """See `HttpDoor`."""
         query = request.target.partition("?")[2]
         try:
@@ -44,7 +46,7 @@ class HttpJsonDoor(HttpDoor):
         except http_routes.Refused as refused:
             await self._refuse_as(refused.status, request, refused.record)
             return
-        call = self.call(request, inbound.operation, inbound.payload, inbound.tenant)
+        call = self.call(relayed, inbound.operation, inbound.payload, inbound.tenant)
         await self.forward(request, agent, call, _Reply())
 
     async def refuse(self, request: Http1Request, record: ErrorRecord) -> None:

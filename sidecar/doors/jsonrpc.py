@@ -22,7 +22,9 @@ _HTTP_STATUSES = frozenset({401, 403, 429})
 class JsonRpcDoor(HttpDoor):
     """Serves the requests of one JSON-RPC listener."""
 
-    async def serve_call(self, request: Http1Request, path: str, agent: Agent) -> None:
+    async def serve_call(
+        self, request: Http1Request, path: str, agent: Agent, relayed: Headers
+    ) -> None:
         """See `HttpDoor`. JSON-RPC is served at the agent's prefix itself."""
         if path != "/":
             message = f"nothing is served at {path[:100]!r}; JSON-RPC is at / and /agents/NAME"
@@ -47,7 +49,7 @@ class JsonRpcDoor(HttpDoor):
         if unsupported is not None:
             await self.refuse(request, unsupported, inbound.id)
             return
-        call = self.call(request, inbound.operation, inbound.payload, inbound.tenant)
+        call = self.call(relayed, inbound.operation, inbound.payload, inbound.tenant)
         await self.forward(request, agent, call, _Reply(inbound))
 
     async def refuse(

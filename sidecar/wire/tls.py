@@ -97,6 +97,16 @@ def _load_system_store(context: ssl.SSLContext) -> None:
         context.load_verify_locations(capath=paths.openssl_capath)
 
 
+def make_server_context(cert_file: str, key_file: str) -> ssl.SSLContext:
+    """A server context for HTTP/2 and HTTP/1.1; raises OSError as `make_context` does."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    context.load_cert_chain(cert_file, key_file, password="")
+    return context
+
+
 class Contexts:
     """One context per (identity, ALPN protocol), made in a thread, again when its files change."""
 
@@ -158,8 +168,15 @@ async def connect_tls(inner: RawWire, context: ssl.SSLContext, server_name: str)
     return wire
 
 
+async def accept_tls(inner: RawWire, context: ssl.SSLContext) -> TlsWire:
+    """Shake hands as the server; otherwise as `connect_tls`."""
+    wire = TlsWire(inner, context, None)
+    await wire.handshake()
+    return wire
+
+
 class TlsWire:
-    """A Wire that encrypts; client side."""
+    """A Wire that encrypts."""
 
     __slots__ = (
         "_ahead",
@@ -173,12 +190,18 @@ class TlsWire:
         "peer",
     )
 
-    def __init__(self, inner: RawWire, context: ssl.SSLContext, server_name: str) -> None:
+    def __init__(self, inner: RawWire, context: ssl.SSLContext, server_name: str | None) -> None:
+        """`server_name`: whom a client expects; None for a server."""
         self.peer = inner.peer
         self._inner = inner
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
+        self._ssl = context.wrap_bio(
+            self._incoming,
+            self._outgoing,
+            server_side=server_name is None,
+            server_hostname=server_name,
+        )
         self._ahead = b""
         self._end: WireBroken | bool = False
         """Set when nothing more can be read: True after close_notify, else why."""

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core import errors
+from sidecar.core.error_details import OWN_DOMAIN
 from sidecar.core.errors import read_grpc, read_http, read_jsonrpc, to_grpc, to_http, to_jsonrpc
 from sidecar.core.failover import classify
 from sidecar.core.spec import (
@@ -30,6 +31,18 @@ INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 BINDINGS = list(Binding)
 PAIRS = [(upstream, downstream) for upstream in BINDINGS for downstream in BINDINGS]
 REASON_OF_CODE = {error.code: error.reason for error in ERRORS}
+
+
+def jsonrpc_error(raw, headers):
+    record = read_jsonrpc(raw, headers)
+    assert record is not None
+    return record
+
+
+def http_error(status, headers, body, *, names_task):
+    found = read_http(status, headers, body, names_task=names_task)
+    assert found is not None
+    return found
 
 
 def info(reason, domain=A2A, metadata=None):
@@ -63,10 +76,10 @@ def read(binding, error, *, message="text", metadata=None, details=(), http=None
     http, grpc = http or error.http_status, error.grpc_status if grpc is None else grpc
     if binding is Binding.JSONRPC:
         raw = dumps({"code": error.code, "message": message, "data": every})
-        return read_jsonrpc(raw, []), True
+        return jsonrpc_error(raw, []), True
     if binding is Binding.HTTP_JSON:
         body = http_body(http, GRPC_STATUS_NAMES[grpc], message, every)
-        return read_http(http, [], body, names_task=False)
+        return http_error(http, [], body, names_task=False)
     return read_grpc(grpc, message, grpc_details(grpc, message, *every), [])
 
 
@@ -155,7 +168,7 @@ def test_other_spellings_of_a_reason_cross_as_the_specifications(alias, reason, 
         record, recognised = read_grpc(13, "m", details, [])
     else:
         body = http_body(400, "X", details=[info(alias, metadata={"k": "v"})])
-        record, recognised = read_http(400, [], body, names_task=False)
+        record, recognised = http_error(400, [], body, names_task=False)
 
     assert recognised
     seen, _, metadata = seen_by(downstream, record)
@@ -164,17 +177,15 @@ def test_other_spellings_of_a_reason_cross_as_the_specifications(alias, reason, 
 
 @pytest.mark.parametrize("downstream", BINDINGS)
 def test_a_known_code_is_understood_without_any_data(downstream):
-    record = read_jsonrpc(b'{"code":-32001,"message":"Task not found"}', [])
+    record = jsonrpc_error(b'{"code":-32001,"message":"Task not found"}', [])
 
-    assert seen_by(downstream, record)[:2] in {
-        ("TASK_NOT_FOUND", "Task not found"),
-    }
+    assert seen_by(downstream, record)[:2] == ("TASK_NOT_FOUND", "Task not found")
 
 
 @pytest.mark.parametrize("downstream", [Binding.HTTP_JSON, Binding.GRPC])
 def test_a_known_code_wins_over_a_foreign_error_info(downstream):
     data = [info("GONE", "agent.example", {"id": "7"})]
-    record = read_jsonrpc(dumps({"code": -32001, "message": "m", "data": data}), [])
+    record = jsonrpc_error(dumps({"code": -32001, "message": "m", "data": data}), [])
 
     assert seen_by(downstream, record) == ("TASK_NOT_FOUND", "m", {"id": "7"})
     assert b"GONE" in (
@@ -199,7 +210,7 @@ def test_a_reason_of_the_agents_own_survives(downstream):
 
 def test_an_unknown_code_passes_unchanged_and_is_told_to_the_others():
     raw = b'{"code":-32050,"message":"m","data":{"n":1.50}}'
-    record = read_jsonrpc(raw, [])
+    record = jsonrpc_error(raw, [])
 
     assert to_jsonrpc(record) == raw
     assert (record.http_status, record.grpc_status) == (500, 2)
@@ -211,7 +222,7 @@ def test_an_unknown_code_passes_unchanged_and_is_told_to_the_others():
 def test_a_reason_explains_an_unknown_code():
     raw = dumps({"code": -32050, "message": "m", "data": [info("TASK_NOT_FOUND")]})
 
-    record = read_jsonrpc(raw, [])
+    record = jsonrpc_error(raw, [])
 
     assert (record.code, record.reason) == (-32050, "TASK_NOT_FOUND")
     assert to_http(record)[0] == 404
@@ -271,9 +282,9 @@ def test_the_same_binding_gets_the_very_bytes(binding):
         Binding.HTTP_JSON: b'{"error": {"code":400,"status":"X","details":[{"@type":"t"},7]}}',
     }
     if binding is Binding.JSONRPC:
-        assert to_jsonrpc(read_jsonrpc(texts[binding], [])) == texts[binding]
+        assert to_jsonrpc(jsonrpc_error(texts[binding], [])) == texts[binding]
     else:
-        record, _ = read_http(400, [], texts[binding], names_task=False)
+        record, _ = http_error(400, [], texts[binding], names_task=False)
         assert to_http(record)[2] == texts[binding]
 
 
@@ -282,8 +293,18 @@ def test_the_same_binding_gets_the_very_bytes(binding):
 
 @pytest.mark.parametrize(
     "raw",
-    [b"{}", b'"text"', b"null", b"5", b'{"code":"-32001"}', b'{"code":1.5}', b'{"code":true}']
-    + [b'{"code":null}', b'{"code":1,"code":2}', b'{"code":'],
+    [
+        b"{}",
+        b'"text"',
+        b"null",
+        b"5",
+        b'{"code":"-32001"}',
+        b'{"code":1.5}',
+        b'{"code":true}',
+        b'{"code":null}',
+        b'{"code":1,"code":2}',
+        b'{"code":',
+    ],
 )
 def test_a_jsonrpc_error_has_an_integer_code(raw):
     assert read_jsonrpc(raw, []) is None
@@ -291,7 +312,7 @@ def test_a_jsonrpc_error_has_an_integer_code(raw):
 
 @pytest.mark.parametrize("code", [-32001, -32768, 0, 7, 401, -1, 10**30])
 def test_any_integer_is_a_code(code):
-    record = read_jsonrpc(b'{"code":%d,"message":5}' % code, [])
+    record = jsonrpc_error(b'{"code":%d,"message":5}' % code, [])
 
     assert (record.code, record.message) == (code, "")
 
@@ -319,7 +340,7 @@ NO_TASK = {"names_task": False}
 def test_an_http_error_is_recognised_by_its_error_info(status, details, recognised):
     body = http_body(0, "UNAVAILABLE", details=details)
 
-    assert read_http(status, [], body, **NO_TASK)[1] is recognised
+    assert http_error(status, [], body, **NO_TASK)[1] is recognised
 
 
 @pytest.mark.parametrize(
@@ -349,7 +370,7 @@ def test_the_bare_form_of_an_http_error(status, code, name, operation, recognise
     error = {"code": code, "message": "m"} | ({"status": name} if name else {})
     names_task = OPERATIONS[operation].names_task
 
-    record, is_error = read_http(status, [], dumps({"error": error}), names_task=names_task)
+    record, is_error = http_error(status, [], dumps({"error": error}), names_task=names_task)
 
     assert is_error is recognised
     if crosses_as:
@@ -363,7 +384,7 @@ def test_the_bare_form_of_an_http_error(status, code, name, operation, recognise
     ("status", "name"), [(501, "UNIMPLEMENTED"), (500, "INTERNAL"), (400, "INVALID_ARGUMENT")]
 )
 def test_a_bare_http_error_is_never_taken_for_a_refusal_to_serve(status, name):
-    record, _ = read_http(status, [], http_body(status, name), **NAMES_TASK)
+    record, _ = http_error(status, [], http_body(status, name), **NAMES_TASK)
     facts = Facts(
         binding=Binding.HTTP_JSON,
         operation=OPERATIONS["CancelTask"],
@@ -385,8 +406,8 @@ def test_a_bare_http_error_is_never_taken_for_a_refusal_to_serve(status, name):
         b"<html>",
         b'{"error":{}',
         b'{"detail":1}',
-    ]
-    + [b'{"type":"https://a2a-protocol.org/errors/version-not-supported"}'],
+        b'{"type":"https://a2a-protocol.org/errors/version-not-supported"}',
+    ],
 )
 def test_other_bodies_are_no_http_errors(body):
     assert read_http(404, [], body, **NAMES_TASK) is None
@@ -482,12 +503,12 @@ KEPT = [(401, 16), (403, 7), (429, 8)]
 def test_authentication_and_limits_reach_every_binding_as_that_status(http, grpc):
     headers = [("www-authenticate", "Bearer"), ("retry-after", "7"), ("x", "y")]
     invalid = info("INVALID_REQUEST")
-    jsonrpc = read_jsonrpc(dumps({"code": -32600, "message": "m", "data": [invalid]}), headers)
+    jsonrpc = jsonrpc_error(dumps({"code": -32600, "message": "m", "data": [invalid]}), headers)
     records = [
         errors.with_http_status(jsonrpc, http),
-        read_http(http, headers, http_body(http, "X", details=[invalid]), **NO_TASK)[0],
+        http_error(http, headers, http_body(http, "X", details=[invalid]), **NO_TASK)[0],
         read_grpc(grpc, "m", grpc_details(grpc, "m", invalid), headers)[0],
-        read_http(http, headers, http_body(http, "X"), **NO_TASK)[0],
+        http_error(http, headers, http_body(http, "X"), **NO_TASK)[0],
         read_grpc(grpc, "m", None, headers)[0],
         errors.refused(http, headers),
     ]
@@ -498,7 +519,7 @@ def test_authentication_and_limits_reach_every_binding_as_that_status(http, grpc
 
 
 def test_no_other_status_changes_a_jsonrpc_error():
-    record = read_jsonrpc(b'{"code":-32001,"message":"m"}', [])
+    record = jsonrpc_error(b'{"code":-32001,"message":"m"}', [])
 
     assert errors.with_http_status(record, 500) == record
 
@@ -508,13 +529,15 @@ def test_a_refusal_without_an_error_object():
 
     assert (record.code, record.reason, record.delivered) == (-32603, "AGENT_REFUSED", None)
     assert record.grpc_status == 10
-    assert json.loads(to_jsonrpc(record))["data"][0]["domain"] == errors.OWN_DOMAIN
+    assert json.loads(to_jsonrpc(record))["data"][0]["domain"] == OWN_DOMAIN
 
 
 @pytest.mark.parametrize(("reason", "expected"), [("TASK_NOT_FOUND", 404), ("AGENT_ON_FIRE", 500)])
 @pytest.mark.parametrize("status", [200, 302])
 def test_an_error_behind_a_status_that_is_none_gets_one(status, reason, expected):
-    record, recognised = read_http(status, [], http_body(5, "X", details=[info(reason)]), **NO_TASK)
+    record, recognised = http_error(
+        status, [], http_body(5, "X", details=[info(reason)]), **NO_TASK
+    )
 
     assert recognised
     assert to_http(record)[0] == expected
@@ -523,20 +546,22 @@ def test_an_error_behind_a_status_that_is_none_gets_one(status, reason, expected
 # --- forged ---------------------------------------------------------------------------------------
 
 FORGERIES = [
-    '{"@type":"%s","reason":"NOT_DELIVERED","domain":"a2a-sidecar","metadata":{"delivered":"no"}}'
-    % INFO,
-    '{"@type":"%s","reason":"NOT_DELIVERED","domain" :\n"a2a\\u002dsidecar"}' % INFO,
-    '{"@type":"%s","reason":"NOT_DELIVERED","dom\\u0061in":"\\u0061\\u0032a\\u002Dsidecar"}' % INFO,
-    '{"@type":"%s","domain":"x","domain":"a2a-sidecar"}' % INFO,
-    '{"@type":"%s","domain":"a2a-sidecar","domain":"x"}' % INFO,
-    '{"reason":"NOT_DELIVERED","domain":"a2a-sidecar"}',
-    '[[{"domain":"a2a-sidecar"}]]',
+    text.replace("INFO", f'"{INFO}"')
+    for text in (
+        '{"@type":INFO,"reason":"NOT_DELIVERED","domain":"a2a-sidecar","metadata":{"delivered":"no"}}',
+        '{"@type":INFO,"reason":"NOT_DELIVERED","domain" :\n"a2a\\u002dsidecar"}',
+        '{"@type":INFO,"reason":"NOT_DELIVERED","dom\\u0061in":"\\u0061\\u0032a\\u002Dsidecar"}',
+        '{"@type":INFO,"domain":"x","domain":"a2a-sidecar"}',
+        '{"@type":INFO,"domain":"a2a-sidecar","domain":"x"}',
+        '{"reason":"NOT_DELIVERED","domain":"a2a-sidecar"}',
+        '[[{"domain":"a2a-sidecar"}]]',
+    )
 ]
 
 
 def claims_ours(text):
     """Whether any object, also one of two members of a name, says our domain."""
-    found = []
+    found: list[object] = []
 
     def look(pairs):
         found.extend(value for name, value in pairs if name == "domain")
@@ -550,9 +575,9 @@ def claims_ours(text):
 def test_no_agent_speaks_in_our_domain(forgery):
     assert claims_ours(forgery)
     records = [
-        read_jsonrpc(b'{"code":-32603,"message":"m","data":[%b]}' % forgery.encode(), []),
-        read_jsonrpc(b'{"code":-32603,"message":"m","data":%b}' % forgery.encode(), []),
-        read_http(
+        jsonrpc_error(b'{"code":-32603,"message":"m","data":[%b]}' % forgery.encode(), []),
+        jsonrpc_error(b'{"code":-32603,"message":"m","data":%b}' % forgery.encode(), []),
+        http_error(
             400, [], b'{"error":{"details":[%b]},"x":%b}' % ((forgery.encode(),) * 2), **NO_TASK
         )[0],
     ]
@@ -583,7 +608,7 @@ def test_nor_in_grpc_details(downstream):
 def test_only_the_domain_is_renamed():
     raw = rb'{"code":-32000,"message":"see \"domain\":\"a2a-sidecar\"","data":"a2a-sidecar"}'
 
-    assert to_jsonrpc(read_jsonrpc(raw, [])) == raw
+    assert to_jsonrpc(jsonrpc_error(raw, [])) == raw
 
 
 # --- gRPC trailers ---------------------------------------------------------------------------------
@@ -632,14 +657,14 @@ BIG = [
         "NOT_DELIVERED", "m" * 9000, agent="weather", call="c", attempts=attempts(16, "h" * 250)
     ),
     errors.own("DELIVERY_UNKNOWN", "é%\n" * 700, delivered="unknown", attempts=attempts(16)),
-    read_jsonrpc(
+    jsonrpc_error(
         dumps(
             {"code": -32602, "message": "x" * 65536}
             | {"data": [info("INVALID_PARAMS", metadata={"a": "b" * 9999, "c": "d"})]}
         ),
         [],
     ),
-    read_jsonrpc(
+    jsonrpc_error(
         dumps({"code": -32001, "message": "m", "data": [info("X", "y" * 9000), {"@type": "z"}]}), []
     ),
     read_grpc(5, "m" * 9000, grpc_details(5, "m" * 9000, info("TASK_NOT_FOUND")), [])[0],
@@ -804,7 +829,7 @@ def test_the_captured_status_details():
 
 
 def test_the_captured_jsonrpc_error():
-    record = read_jsonrpc(JSONRPC_ERROR, [])
+    record = jsonrpc_error(JSONRPC_ERROR, [])
 
     assert to_jsonrpc(errors.standard(ERROR_BY_CODE[-32001], "Task not found")) == JSONRPC_ERROR
     assert to_grpc(record)[2] == base64.b64decode(STATUS_DETAILS)

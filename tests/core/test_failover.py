@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -120,7 +122,7 @@ def test_a_break_before_any_reply(cause, written, phase, reused):
     assert (outcome.written, outcome.phase, outcome.refresh) == (written, phase, False)
 
 
-@pytest.mark.parametrize("cause", sorted(set(Break) - {Break.LOCAL}, key=lambda cause: cause.name))
+@pytest.mark.parametrize("cause", [cause for cause in Break if cause is not Break.LOCAL])
 def test_a_break_within_a_reply_is_ambiguous_whatever_the_peer_says_of_it(cause):
     outcome = judged(broken(cause, written=True, phase=Phase.RECEIVING))
 
@@ -149,21 +151,21 @@ def kind_of_http(status):
 
 
 @pytest.mark.parametrize("binding", list(Binding))  # gRPC: a reply without a gRPC status
-@pytest.mark.parametrize("status", range(200, 600))
-def test_an_http_status_without_an_a2a_error(status, binding):
-    outcome = judged(http(status, binding, other_origin=status in {307, 308}))
+def test_an_http_status_without_an_a2a_error(binding):
+    for status in range(200, 600):
+        outcome = judged(http(status, binding, other_origin=status in {307, 308}))
 
-    assert (outcome.kind, outcome.result) == kind_of_http(status)
-    assert outcome.refresh is (outcome.kind is Kind.WRONG_ENDPOINT)
-    assert (outcome.written, outcome.phase) == (True, Phase.RECEIVING)
+        assert (outcome.kind, outcome.result) == kind_of_http(status), status
+        assert outcome.refresh is (outcome.kind is Kind.WRONG_ENDPOINT)
+        assert (outcome.written, outcome.phase) == (True, Phase.RECEIVING)
 
 
-@pytest.mark.parametrize("status", range(200, 600))
-def test_an_a2a_error_is_an_answer_whatever_its_http_status(status):
-    outcome = judged(http(status, error=error_record(reason="TASK_NOT_CANCELABLE")))
+def test_an_a2a_error_is_an_answer_whatever_its_http_status():
+    for status in range(200, 600):
+        outcome = judged(http(status, error=error_record(reason="TASK_NOT_CANCELABLE")))
 
-    result = "auth" if status in {401, 403} else "a2a_error"
-    assert (outcome.kind, outcome.result, outcome.refresh) == (Kind.ANSWERED, result, False)
+        result = "auth" if status in {401, 403} else "a2a_error"
+        assert (outcome.kind, outcome.result, outcome.refresh) == (Kind.ANSWERED, result, False)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.name)
@@ -322,6 +324,13 @@ def test_the_table_for_people_has_a_row_for_every_kind():
 # --- the machine ------------------------------------------------------------------------------
 
 
+def fails(selection, turn):
+    """The next attempt of a call fails; whether that moved the selection."""
+    failed = turn.next()
+    assert failed is not None
+    return selection.advance(failed, turn.moves)
+
+
 class Machine(RuleBasedStateMachine):
     """Calls that overlap in every way, against the rules written down another way.
 
@@ -334,7 +343,7 @@ class Machine(RuleBasedStateMachine):
         self.count = 1
         self.selection = Selection(1)
         self.history = [0]  # current, after each move
-        self.calls = []
+        self.calls: list[dict[str, Any]] = []
 
     @precondition(lambda self: not self.calls and len(self.history) == 1)
     @rule(count=st.integers(1, 5))
@@ -389,12 +398,9 @@ TestMachine.settings = settings(max_examples=60, stateful_step_count=30, deadlin
 def test_a_burst_of_failures_moves_the_selection_once():
     selection = Selection(3)
     turns = [Turn(selection) for _ in range(10)]
-    failed = [turn.next() for turn in turns]
+    assert [turn.next() for turn in turns] == [0] * 10
 
-    moved = [
-        selection.advance(candidate, turn.moves)
-        for candidate, turn in zip(failed, turns, strict=True)
-    ]
+    moved = [selection.advance(0, turn.moves) for turn in turns]
 
     assert moved == [True] + [False] * 9
     assert selection.current == 1
@@ -406,7 +412,7 @@ def test_a_late_failure_moves_nothing_even_after_a_whole_round():
     assert late.next() == 0
     for _ in range(2):  # away and back again
         turn = Turn(selection)
-        assert selection.advance(turn.next(), turn.moves)
+        assert fails(selection, turn)
 
     assert selection.current == 0
     assert not selection.advance(0, late.moves)
@@ -418,7 +424,7 @@ def test_a_call_goes_on_behind_its_own_failure_wherever_the_selection_is():
     assert turn.next() == 2
     selection.advance(2, turn.moves)
     other = Turn(selection)
-    selection.advance(other.next(), other.moves)  # now at 1
+    fails(selection, other)  # now at 1
 
     assert [turn.next(), turn.next(), turn.next()] == [0, 1, None]
 
@@ -460,6 +466,6 @@ def test_a_selection_that_came_back_to_the_first_starts_at_the_first():
     selection = Selection(2)
     for _ in range(2):
         turn = Turn(selection)
-        selection.advance(turn.next(), turn.moves)
+        fails(selection, turn)
 
     assert carried_over("ab", selection, "ba").current == 0

@@ -221,7 +221,7 @@ async def h2_connection(
     wire = await trio.open_tcp_stream("127.0.0.1", port)
     connection = Connection(wire, authority or f"127.0.0.1:{port}", window)
     try:
-        async with trio.open_nursery(strict_exception_groups=False) as nursery:
+        async with trio.open_nursery() as nursery:
             await connection.start()
             nursery.start_soon(connection.run)
             yield connection

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import TYPE_CHECKING
+
 import h11
 import pytest
 from hypothesis import example, given
@@ -10,10 +13,13 @@ from hypothesis import strategies as st
 from sidecar.core.types import Request
 from sidecar.wire.http1_message import Malformed, ReplyReader, encode_head, encode_request
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 LIMIT = 4096
 
 
-def read(data: bytes, *, cuts=(), method="POST", end=True):
+def read(data: bytes, *, cuts: Iterable[int] = (), method="POST", end=True):
     """All that a reader makes of `data`, cut at the offsets `cuts`."""
     reader = ReplyReader(method, LIMIT)
     body = b""
@@ -170,7 +176,7 @@ def test_any_byte_behind_a_reply_is_surplus(data, cuts):
     ],
 )
 def test_what_is_not_a_reply(data):
-    for cuts in ([], range(len(data))):
+    for cuts in (range(0), range(len(data))):
         with pytest.raises(Malformed):
             # bare LF never ends a head: then the next line says so
             read(data + b"\r\n\r\n", cuts=cuts)
@@ -196,7 +202,7 @@ def test_a_head_is_as_large_as_the_limit_at_most():
     assert len(fits) == LIMIT
     reader, _ = read(fits + b"surplus is not counted")
     assert reader.complete
-    for cuts in ([], range(0, LIMIT, 100)):
+    for cuts in (range(0), range(0, LIMIT, 100)):
         with pytest.raises(Malformed):
             read(fits[:-4] + b"x\r\n\r\n", cuts=cuts)
     with pytest.raises(Malformed):
@@ -250,10 +256,8 @@ def test_every_way_of_cutting_the_bytes_gives_the_same(chunks, interim, by_lengt
 @given(data=st.binary(max_size=60), head=st.booleans())
 def test_any_bytes_are_taken_or_malformed(data, head):
     start = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" if head else b""
-    try:
+    with contextlib.suppress(Malformed):
         read(start + data)
-    except Malformed:
-        pass
 
 
 # --- against h11 ------------------------------------------------------------------------------
