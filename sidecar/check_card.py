@@ -310,8 +310,8 @@ def as_junit(report: CardReport, source: str) -> bytes:
     suite.set("tests", str(len(cases)))
     suite.set("failures", str(sum(case.find("failure") is not None for case in cases)))
     suite.set("errors", str(sum(case.find("error") is not None for case in cases)))
-    text: bytes = ET.tostring(suite, encoding="utf-8", xml_declaration=True)
-    return text
+    document: bytes = ET.tostring(suite, encoding="utf-8", xml_declaration=True)
+    return document
 
 
 def _ending(finding: Finding) -> tuple[str, str] | None:

@@ -234,6 +234,8 @@ class Limits(_Table):
     response_bytes: Bytes = 64 * 1024 * 1024
     event_bytes: Bytes = 16 * 1024 * 1024
     header_bytes: Annotated[int, Field(ge=4096, le=16 * 1024 * 1024)] = 64 * 1024
+    buffered_bytes: Annotated[int, Field(ge=1024 * 1024, le=2**40)] = 256 * 1024 * 1024
+    """Everything held for calls: bodies, replies, events, conversions."""
     connections: Count = 1024
     """Per listener."""
     drain_seconds: Seconds = 30.0

@@ -12,6 +12,7 @@ import trio
 from sidecar import __version__, config
 from sidecar.admin import Admin
 from sidecar.agent import Agent
+from sidecar.budget import Budget
 from sidecar.config import ConfigError, SystemdAddress, TcpAddress
 from sidecar.core.door import host_of
 from sidecar.core.spec import Binding
@@ -84,6 +85,7 @@ class Daemon:
         """The present agents by name; doors look them up here at each request."""
         self._cards = CardDesk()
         self._forwarder = Forwarder(telemetry=self._telemetry, log=self._log)
+        self._budget = Budget(loaded.limits.buffered_bytes)
         self._dialer = Dialer(stall_seconds=loaded.limits.stall_seconds)
         self._nursery: trio.Nursery
 
@@ -236,6 +238,7 @@ class Daemon:
     async def _apply(self, loaded: Config, bound: dict[Address, Listener]) -> None:
         """Put `loaded` into effect; nothing here can fail because of it."""
         same_limits = loaded.limits == self._config.limits
+        self._budget.total = loaded.limits.buffered_bytes
         self._config = loaded
         self._log.configure(level=loaded.log.level, form=loaded.log.format)
         wanted = dict(_addresses(loaded))
@@ -370,6 +373,7 @@ class Daemon:
             agents=self._agents,
             cards=self._cards,
             limits=self._config.limits,
+            budget=self._budget,
             new_call_id=lambda: new_call_id(self._random),
         )
         place = _place(listener_config, listener)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from sidecar.agent import Agent, Generation
     from sidecar.breaker import Breaker
+    from sidecar.budget import Reservation
     from sidecar.core.spec import Binding
     from sidecar.core.types import Call, ErrorRecord, Headers, Interface, Outcome, Reply, Request
     from sidecar.logs import Log
@@ -95,14 +96,17 @@ class Forwarder:
         agent: Agent,
         call: Call,
         *,
+        held: Reservation | None = None,
         breaker: Breaker | None = None,
         may_go_on: Callable[[], bool] = _always,
     ) -> Result:
         """The answer to a unary call. `may_go_on` is asked before each attempt.
 
+        `held` is what the call holds in memory: the reply is charged to it.
+
         Cancelling it means that the caller has left: the attempt under way is broken off.
         """
-        passage = _Passage(agent, call, may_go_on, self._telemetry, self._log)
+        passage = _Passage(agent, call, held, may_go_on, self._telemetry, self._log)
         if agent.in_flight >= agent.config.max_concurrency:
             return passage.finish(passage.limit_reached("max_concurrency"))
         agent.in_flight += 1
@@ -117,6 +121,7 @@ class Forwarder:
         call: Call,
         deliver: Deliver,
         *,
+        held: Reservation | None = None,
         breaker: Breaker | None = None,
         may_go_on: Callable[[], bool] = _always,
     ) -> Result:
@@ -125,7 +130,7 @@ class Forwarder:
         Cancelling it means that the caller has left: the upstream stream is closed, the task is
         not cancelled.
         """
-        passage = _Passage(agent, call, may_go_on, self._telemetry, self._log)
+        passage = _Passage(agent, call, held, may_go_on, self._telemetry, self._log)
         if agent.streams >= agent.config.max_streams:
             return passage.finish(passage.limit_reached("max_streams"))
         agent.streams += 1
@@ -142,6 +147,7 @@ class _Passage:
         self,
         agent: Agent,
         call: Call,
+        held: Reservation | None,
         may_go_on: Callable[[], bool],
         telemetry: Telemetry,
         log: Log,
@@ -149,6 +155,7 @@ class _Passage:
         self.agent = agent
         self.call = call
         self.attempts: list[Attempt] = []
+        self._held = held
         self._may_go_on = may_go_on
         self._telemetry = telemetry
         self._log = log
@@ -214,7 +221,9 @@ class _Passage:
             if not self._may_begin():
                 return self._caller_ended("the caller left, or its deadline passed")
             self._begin(interface, request)
-            ended = await self.agent.upstream.unary(interface, self.call, request, self._progress)
+            ended = await self.agent.upstream.unary(
+                interface, self.call, request, self._progress, self._held
+            )
             outcome = self._settle(generation, index, turn.moves, ended)
             if outcome.kind is Kind.ANSWERED:
                 return self._answer(ended)
@@ -247,7 +256,7 @@ class _Passage:
                 return self._caller_ended("the caller left, or its deadline passed")
             self._begin(interface, request)
             opened = await self.agent.upstream.open_stream(
-                interface, self.call, request, self._progress
+                interface, self.call, request, self._progress, self._held
             )
             ended = opened if isinstance(opened, Ended) else await self._relay(opened, deliver)
             outcome = self._settle(generation, index, turn.moves, ended)

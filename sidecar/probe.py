@@ -198,7 +198,6 @@ _PASSED = Finding(Step.HANDLER, Level.PASSED, "GetTask is answered")
 
 def _judge_break(interface: Interface, broken: Broken) -> Finding:
     place, binding = interface.address, interface.binding
-    http2 = "; gRPC needs it" if binding is Binding.GRPC else ""
     match broken.cause:
         case Break.DNS:
             text = f"the name {interface.host} cannot be resolved"
@@ -220,7 +219,9 @@ def _judge_break(interface: Interface, broken: Broken) -> Finding:
             text = f"{place} asks for a client certificate"
             return Finding(Step.HANDLER, Level.UNKNOWN, text, needs_credentials=True)
         case Break.NOT_HTTP2 | Break.HTTP_1_1_REQUIRED:
-            return Finding(Step.BINDING, Level.FAILED, f"{place} does not speak HTTP/2{http2}")
+            return Finding(
+                Step.BINDING, Level.FAILED, f"{place} does not speak HTTP/2, which gRPC needs"
+            )
         case Break.MALFORMED if binding is not Binding.GRPC:
             return Finding(Step.BINDING, Level.FAILED, f"{place} does not speak HTTP/1.1")
         case Break.TIMEOUT:

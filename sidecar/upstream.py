@@ -36,6 +36,7 @@ from sidecar.wire.exchange import ExchangeBroken, Progress
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from sidecar.budget import Reservation
     from sidecar.core.types import Broken, Call, Interface
     from sidecar.wire.exchange import Exchange, Pool
 
@@ -125,10 +126,18 @@ class Upstream:
         return replace(request, headers=[*kept, *own])
 
     async def unary(
-        self, interface: Interface, call: Call, request: Request, progress: Progress
+        self,
+        interface: Interface,
+        call: Call,
+        request: Request,
+        progress: Progress,
+        held: Reservation | None = None,
     ) -> Ended:
-        """Send `request` and read the whole reply. Cancelling it breaks the exchange off."""
-        attempt = _Attempt(interface, call, progress)
+        """Send `request` and read the whole reply, charged to `held`.
+
+        Cancelling it breaks the exchange off.
+        """
+        attempt = _Attempt(interface, call, progress, held)
         # A request that cannot be sent in the time a reply may take is timed out as well.
         scope = trio.CancelScope(deadline=trio.current_time() + self._timeouts.response)
         progress.on_sent = lambda: _extend(scope, self._timeouts.response)
@@ -142,16 +151,21 @@ class Upstream:
     async def _whole_reply(self, attempt: _Attempt, request: Request) -> Ended:
         exchange = await self._open(attempt, request)
         try:
-            body = await self._read_all(exchange, attempt.progress)
+            body = await self._read_all(exchange, attempt)
             return await attempt.ended_with(exchange, body, self._sizes)
         finally:
             await exchange.aclose()
 
     async def open_stream(
-        self, interface: Interface, call: Call, request: Request, progress: Progress
+        self,
+        interface: Interface,
+        call: Call,
+        request: Request,
+        progress: Progress,
+        held: Reservation | None = None,
     ) -> UpstreamStream | Ended:
         """Send `request` and wait for the first event; anything else that comes is an `Ended`."""
-        attempt = _Attempt(interface, call, progress)
+        attempt = _Attempt(interface, call, progress, held)
         scope = trio.CancelScope()
         if interface.binding is not Binding.GRPC:
             # gRPC servers may hold their headers back until the first message.
@@ -169,7 +183,7 @@ class Upstream:
         stream: UpstreamStream | None = None
         try:
             if not attempt.is_stream(exchange.head):
-                body = await self._read_all(exchange, attempt.progress)
+                body = await self._read_all(exchange, attempt)
                 ended = await attempt.ended_with(exchange, body, self._sizes)
                 if ended.reply is None or ended.reply.payload is None:
                     return ended
@@ -220,8 +234,9 @@ class Upstream:
             and request.method == "POST"
         )
 
-    async def _read_all(self, exchange: Exchange, progress: Progress) -> bytes:
+    async def _read_all(self, exchange: Exchange, attempt: _Attempt) -> bytes:
         limit = self._sizes.response
+        progress = attempt.progress
         declared = header(exchange.head.headers, "content-length") or ""
         if declared.isdigit() and int(declared) > limit:
             raise progress.broken(Break.TOO_LARGE, detail=f"reply above {limit} bytes")
@@ -229,6 +244,7 @@ class Upstream:
         size = 0
         while part := await exchange.receive():
             parts.append(part)
+            await attempt.hold(len(part))
             size += len(part)
             if size > limit:
                 raise progress.broken(Break.TOO_LARGE, detail=f"reply above {limit} bytes")
@@ -238,7 +254,14 @@ class Upstream:
 class _Attempt:
     """One attempt's ends: from what the wire gave to `Ended`."""
 
-    def __init__(self, interface: Interface, call: Call, progress: Progress) -> None:
+    def __init__(
+        self,
+        interface: Interface,
+        call: Call,
+        progress: Progress,
+        held: Reservation | None,
+    ) -> None:
+        self._held = held
         self.interface = interface
         self.call = call
         self.progress = progress
@@ -247,6 +270,16 @@ class _Attempt:
     @property
     def operation(self) -> Operation:
         return self.call.operation
+
+    async def hold(self, size: int) -> None:
+        """Charge `size` bytes to the call; waits while there is no room, and nothing is read."""
+        if self._held is not None:
+            await self._held.take(size)
+
+    def let_go(self, size: int) -> None:
+        """`size` bytes are no longer needed."""
+        if self._held is not None:
+            self._held.give(size)
 
     def is_stream(self, head: ReplyHead) -> bool:
         if self.interface.binding is Binding.GRPC:
@@ -334,6 +367,8 @@ class UpstreamStream:
         self._reader = reader
         self._limit = limit
         self._waiting: list[Reply] = []
+        self._charged = 0
+        """Bytes read for events that were not all taken yet."""
         self._ended: Ended | None = None
         self._events = 0
         self.first: Reply
@@ -341,6 +376,9 @@ class UpstreamStream:
 
     async def receive(self) -> Reply | Ended:
         """The next event, or how the stream ended."""
+        if not self._waiting and self._charged:
+            self._attempt.let_go(self._charged)
+            self._charged = 0
         while not self._waiting:
             if self._ended is not None:
                 return self._ended
@@ -366,6 +404,8 @@ class UpstreamStream:
         data = await self._exchange.receive()
         if data:
             self._attempt.progress.phase = Phase.RECEIVING
+            self._charged += len(data)
+            await self._attempt.hold(len(data))
             self._waiting = self._reader.feed(data)
             return
         trailers = self._exchange.trailers

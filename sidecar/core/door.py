@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from sidecar.core.types import ErrorRecord, Headers
 
 _AGENT_PATH = re.compile(r"/agents/([^/]+)(/.*)?")
-_VERSION = re.compile(r"1(\.[0-9]+)*")
+_AUTHORITY = re.compile(r"(?:\[([0-9A-Za-z:.%]+)\]|([^\[\]:/?#@\s]+))(?::[0-9]{1,5})?")
+_VERSION = re.compile(r"[vV]?1(\.[0-9]+)*")
 
 
 def admit(headers: Headers, host: str, *, hosts: frozenset[str]) -> ErrorRecord | None:
@@ -28,9 +29,10 @@ def admit(headers: Headers, host: str, *, hosts: frozenset[str]) -> ErrorRecord 
     """
     if any(name == "origin" for name, _ in headers):
         return _forbidden("requests with an Origin header come from web pages")
-    site = header(headers, "sec-fetch-site")
-    if site is not None and site != "none":
+    if any(name == "sec-fetch-site" and value != "none" for name, value in headers):
         return _forbidden("requests with Sec-Fetch-Site come from web pages")
+    if sum(name == "host" for name, _ in headers) > 1:
+        return _forbidden("the request has more than one Host")
     named = host_of(host)
     if reaches_loopback(named) or named.endswith(".localhost") or named in hosts:
         return None
@@ -42,10 +44,9 @@ def _forbidden(message: str) -> ErrorRecord:
 
 
 def host_of(authority: str) -> str:
-    """The host of ``host:port``, lower case, IPv6 without brackets."""
-    if authority.startswith("["):
-        return authority[1:].partition("]")[0].lower()
-    return authority.partition(":")[0].lower()
+    """The host of ``host:port``, lower case, IPv6 without brackets; '' for what is no authority."""
+    match = _AUTHORITY.fullmatch(authority)
+    return (match[1] or match[2]).lower() if match else ""
 
 
 def agent_in_path(target: str) -> tuple[str, str]:

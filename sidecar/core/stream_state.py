@@ -5,21 +5,21 @@ from __future__ import annotations
 import msgspec
 
 from sidecar.core import convert
-from sidecar.core.spec import INTERRUPTED_STATES, TERMINAL_STATES
+from sidecar.core.spec import INTERRUPTED_STATES, TASK_STATES, TERMINAL_STATES
 from sidecar.core.types import Form, Payload
 
 
 class _Status(msgspec.Struct):
-    state: str | int = ""
+    state: str | int | None = None
 
 
 class _Task(msgspec.Struct):
-    id: str = ""
+    id: str | None = None
     status: _Status | None = None
 
 
 class _Update(msgspec.Struct):
-    task_id: str = msgspec.field(default="", name="taskId")
+    task_id: str | None = msgspec.field(default=None, name="taskId")
     status: _Status | None = None
 
 
@@ -27,7 +27,7 @@ class _Event(msgspec.Struct):
     task: _Task | None = None
     status_update: _Update | None = msgspec.field(default=None, name="statusUpdate")
     artifact_update: _Update | None = msgspec.field(default=None, name="artifactUpdate")
-    message: msgspec.Raw | None = None
+    message: dict[str, msgspec.Raw] | None = None
 
 
 _decoder = msgspec.json.Decoder(_Event)
@@ -58,13 +58,17 @@ class StreamState:
 
 def _json_state(event: _Event) -> tuple[str, str, bool]:
     if event.task is not None:
-        return event.task.id, _state(event.task.status), False
+        return event.task.id or "", _state(event.task.status), False
     if event.status_update is not None:
-        return event.status_update.task_id, _state(event.status_update.status), False
+        return event.status_update.task_id or "", _state(event.status_update.status), False
     if event.artifact_update is not None:
-        return event.artifact_update.task_id, "", False
+        return event.artifact_update.task_id or "", "", False
     return "", "", event.message is not None
 
 
 def _state(status: _Status | None) -> str:
-    return str(status.state) if status is not None else ""
+    """The name of a state, '' for none; ProtoJSON allows the number too."""
+    state = status.state if status is not None else None
+    if isinstance(state, int):
+        return TASK_STATES[state] if 0 < state < len(TASK_STATES) else ""
+    return state or ""

@@ -19,7 +19,7 @@ from sidecar.core.spec import (
     Binding,
 )
 from sidecar.core.types import Call, Form, Payload, header
-from sidecar.doors.http import HttpDoor, error_headers
+from sidecar.doors.http import HttpDoor, error_headers, no_room
 from sidecar.forwarder import CallerGone
 from sidecar.wire.http2_server import StreamGone
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sidecar.agent import Agent
+    from sidecar.budget import Reservation
     from sidecar.core.spec import Operation
     from sidecar.core.types import ErrorRecord, Headers
     from sidecar.doors.cards import Place
@@ -63,10 +64,15 @@ class GrpcDoor(HttpDoor):
     # --- HTTP/1.1 -----------------------------------------------------------------------------
 
     async def serve_call(
-        self, request: Http1Request, path: str, agent: Agent, relayed: Headers
+        self,
+        request: Http1Request,
+        path: str,
+        agent: Agent,
+        relayed: Headers,
+        held: Reservation,
     ) -> None:
         """See `HttpDoor`: calls do not come this way."""
-        del path, agent, relayed
+        del path, agent, relayed, held
         await self.refuse(request, errors.own("INVALID_REQUEST", "this listener speaks gRPC"))
 
     async def refuse(self, request: Http1Request, record: ErrorRecord) -> None:
@@ -91,10 +97,12 @@ class GrpcDoor(HttpDoor):
         reply = _Reply(stream)
         try:
             operation = self._admit(pseudo, headers)
-            if operation is None:
-                await self._check_health(stream, headers)
-                return
-            await self._call(stream, reply, operation, pseudo.get(":authority", ""), headers)
+            with self._house.budget.reserve() as held:
+                if operation is None:
+                    await self._check_health(stream, headers, held)
+                else:
+                    authority = pseudo.get(":authority", "")
+                    await self._call(stream, reply, operation, authority, headers, held)
         except _Refused as refused:
             await reply.end_with_error(refused.record, refused.headers)
 
@@ -123,12 +131,13 @@ class GrpcDoor(HttpDoor):
         operation: Operation,
         authority: str,
         headers: Headers,
+        held: Reservation,
     ) -> None:
         refused, withheld = self._entry.authenticate(headers)
         if refused is not None:
             raise _Refused(refused)
         relayed = relay.request_headers(headers, withheld=withheld, via=self._entry.pseudonym)
-        message = Payload(Form.PROTO, await self._read_message(stream, headers))
+        message = Payload(Form.PROTO, await self._read_message(stream, headers, held))
         try:
             caller_tenant, message = tenant.take(operation, message)
         except convert.InvalidMessage as error:
@@ -146,9 +155,11 @@ class GrpcDoor(HttpDoor):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_when, stream.gone, nursery.cancel_scope)
             if operation.streaming:
-                await self._stream(nursery, agent, call, reply)
+                await self._stream(nursery, agent, call, reply, held)
             else:
-                result = await self._house.forwarder.unary(agent, call, breaker=self.breaker)
+                result = await self._house.forwarder.unary(
+                    agent, call, held=held, breaker=self.breaker
+                )
                 if operation is GET_EXTENDED_CARD and result.payload is not None:
                     result.payload = self._house.cards.rewrite_answer(
                         result.payload, agent.name, self._place, authority
@@ -156,11 +167,18 @@ class GrpcDoor(HttpDoor):
                 await reply.unary(result)
             nursery.cancel_scope.cancel()
 
-    async def _stream(self, nursery: trio.Nursery, agent: Agent, call: Call, reply: _Reply) -> None:
+    async def _stream(
+        self,
+        nursery: trio.Nursery,
+        agent: Agent,
+        call: Call,
+        reply: _Reply,
+        held: Reservation,
+    ) -> None:
         nursery.start_soon(reply.keep_alive, self._house.limits.keepalive_seconds)
         try:
             result = await self._house.forwarder.stream(
-                agent, call, reply.event, breaker=self.breaker
+                agent, call, reply.event, held=held, breaker=self.breaker
             )
         except CallerGone:
             return
@@ -177,7 +195,9 @@ class GrpcDoor(HttpDoor):
             raise _Refused(chosen)
         return agents[chosen]
 
-    async def _read_message(self, stream: ServerStream, headers: Headers) -> bytes:
+    async def _read_message(
+        self, stream: ServerStream, headers: Headers, held: Reservation
+    ) -> bytes:
         """The one message of a request."""
         encoding = header(headers, "grpc-encoding")
         if encoding is not None and encoding not in _ENCODINGS:
@@ -188,6 +208,8 @@ class GrpcDoor(HttpDoor):
         messages: list[bytes] = []
         try:
             while data := await stream.receive():
+                if not held.try_take(len(data)):
+                    raise _Refused(no_room())
                 messages += reader.feed(data)
             reader.end()
         except MessageTooLarge as error:
@@ -200,9 +222,11 @@ class GrpcDoor(HttpDoor):
             raise _Refused(errors.own("INVALID_REQUEST", text))
         return messages[0]
 
-    async def _check_health(self, stream: ServerStream, headers: Headers) -> None:
+    async def _check_health(
+        self, stream: ServerStream, headers: Headers, held: Reservation
+    ) -> None:
         """grpc.health.v1: the whole server, or the A2A service by name."""
-        request = await self._read_message(stream, headers)
+        request = await self._read_message(stream, headers, held)
         service = request[2:].decode("utf-8", "replace") if request[:1] == b"\x0a" else ""
         reply = _Reply(stream)
         if service not in {"", GRPC_SERVICE}:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from sidecar.agent import Agent
+    from sidecar.budget import Budget, Reservation
     from sidecar.config import Limits
     from sidecar.core.spec import Operation
     from sidecar.core.types import ErrorRecord, Headers, Payload
@@ -39,6 +40,7 @@ class House:
     agents: Mapping[str, Agent]
     cards: CardDesk
     limits: Limits
+    budget: Budget
     new_call_id: Callable[[], str]
 
 
@@ -74,15 +76,22 @@ class HttpDoor(ABC):
         relayed = relay.request_headers(
             request.headers, withheld=withheld, via=self._entry.pseudonym
         )
-        await self.serve_call(request, path, self._house.agents[agent], relayed)
+        with self._house.budget.reserve() as held:
+            await self.serve_call(request, path, self._house.agents[agent], relayed, held)
 
     @abstractmethod
     async def serve_call(
-        self, request: Http1Request, path: str, agent: Agent, relayed: Headers
+        self,
+        request: Http1Request,
+        path: str,
+        agent: Agent,
+        relayed: Headers,
+        held: Reservation,
     ) -> None:
         """Answer a request to `agent`.
 
-        `path` is below the agent's own prefix; `relayed` are the headers that go on with the call.
+        `path` is below the agent's own prefix; `relayed` are the headers that go on with the call;
+        `held` is what the call holds in memory.
         """
 
     @abstractmethod
@@ -95,11 +104,19 @@ class HttpDoor(ABC):
 
     # --- for the doors ------------------------------------------------------------------------
 
-    async def read_body(self, request: Http1Request) -> bytes | None:
-        """The request's body; None when it was too large and has been refused."""
+    async def read_body(self, request: Http1Request, held: Reservation) -> bytes | None:
+        """The request's body; None when it was too large, or too much, and has been refused."""
         limit = self._house.limits.request_bytes
+        declared = request.content_length or 0
+        if declared <= limit and not held.try_take(declared):
+            await self.refuse(request, no_room())
+            return None
         try:
-            return await request.body(limit)
+            body = await request.body(limit)
+            if not held.try_take(len(body) - declared):
+                await self.refuse(request, no_room())
+                return None
+            return body
         except BodyTooLarge:
             message = f"the request is above limits.request_bytes ({limit})"
             await self.refuse(request, errors.own("TOO_LARGE", message))
@@ -117,14 +134,21 @@ class HttpDoor(ABC):
         )
 
     async def forward(
-        self, request: Http1Request, agent: Agent, call: Call, reply: HttpReply
+        self,
+        request: Http1Request,
+        agent: Agent,
+        call: Call,
+        reply: HttpReply,
+        held: Reservation,
     ) -> None:
         """Carry `call` to `agent` and answer with what comes back."""
         forwarder = self._house.forwarder
         if call.operation.streaming:
             stream = _SseStream(request, reply, self._house.limits.keepalive_seconds)
             await stream.run(
-                lambda deliver: forwarder.stream(agent, call, deliver, breaker=self.breaker)
+                lambda deliver: forwarder.stream(
+                    agent, call, deliver, held=held, breaker=self.breaker
+                )
             )
             return
         with trio.CancelScope() as scope:
@@ -132,6 +156,7 @@ class HttpDoor(ABC):
             result = await forwarder.unary(
                 agent,
                 call,
+                held=held,
                 breaker=self.breaker,
                 may_go_on=lambda: not request.half_closed.is_set(),
             )
@@ -142,6 +167,11 @@ class HttpDoor(ABC):
                 )
             status, content_type, body = reply.unary(result)
             await request.respond(status, reply_headers(result, content_type), body)
+
+
+def no_room() -> ErrorRecord:
+    """The refusal of a request for which there is no memory."""
+    return errors.own("LIMIT_REACHED", "limits.buffered_bytes is reached")
 
 
 class HttpReply(ABC):

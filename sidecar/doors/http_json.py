@@ -10,6 +10,7 @@ from sidecar.doors.http import HttpDoor, HttpReply, error_headers
 
 if TYPE_CHECKING:
     from sidecar.agent import Agent
+    from sidecar.budget import Reservation
     from sidecar.core.types import ErrorRecord, Headers, Payload
     from sidecar.forwarder import Result
     from sidecar.wire.http1_server import Http1Request
@@ -22,7 +23,12 @@ class HttpJsonDoor(HttpDoor):
     """Serves the requests of one HTTP+JSON listener."""
 
     async def serve_call(
-        self, request: Http1Request, path: str, agent: Agent, relayed: Headers
+        self,
+        request: Http1Request,
+        path: str,
+        agent: Agent,
+        relayed: Headers,
+        held: Reservation,
     ) -> None:
         """See `HttpDoor`."""
         query = request.target.partition("?")[2]
@@ -39,7 +45,7 @@ class HttpJsonDoor(HttpDoor):
                 return
             if found.operation.has_body:
                 http_routes.check_content_type(request.headers)
-            body = await self.read_body(request)
+            body = await self.read_body(request, held)
             if body is None:
                 return
             inbound = http_routes.decode_request(found, query, body)
@@ -47,7 +53,7 @@ class HttpJsonDoor(HttpDoor):
             await self._refuse_as(refused.status, request, refused.record)
             return
         call = self.call(relayed, inbound.operation, inbound.payload, inbound.tenant)
-        await self.forward(request, agent, call, _Reply())
+        await self.forward(request, agent, call, _Reply(), held)
 
     async def refuse(self, request: Http1Request, record: ErrorRecord) -> None:
         """See `HttpDoor`."""

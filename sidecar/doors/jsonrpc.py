@@ -10,6 +10,7 @@ from sidecar.doors.http import HttpDoor, HttpReply, error_headers
 
 if TYPE_CHECKING:
     from sidecar.agent import Agent
+    from sidecar.budget import Reservation
     from sidecar.core.jsonrpc import Inbound
     from sidecar.core.types import ErrorRecord, Headers, Payload
     from sidecar.forwarder import Result
@@ -23,7 +24,12 @@ class JsonRpcDoor(HttpDoor):
     """Serves the requests of one JSON-RPC listener."""
 
     async def serve_call(
-        self, request: Http1Request, path: str, agent: Agent, relayed: Headers
+        self,
+        request: Http1Request,
+        path: str,
+        agent: Agent,
+        relayed: Headers,
+        held: Reservation,
     ) -> None:
         """See `HttpDoor`. JSON-RPC is served at the agent's prefix itself."""
         if path != "/":
@@ -33,7 +39,7 @@ class JsonRpcDoor(HttpDoor):
         if request.method != "POST":
             await self._refuse_as(405, request, "this listener speaks JSON-RPC: POST to it")
             return
-        body = await self.read_body(request)
+        body = await self.read_body(request, held)
         if body is None:
             return
         try:
@@ -50,7 +56,7 @@ class JsonRpcDoor(HttpDoor):
             await self.refuse(request, unsupported, inbound.id)
             return
         call = self.call(relayed, inbound.operation, inbound.payload, inbound.tenant)
-        await self.forward(request, agent, call, _Reply(inbound))
+        await self.forward(request, agent, call, _Reply(inbound), held)
 
     async def refuse(
         self, request: Http1Request, record: ErrorRecord, id_: bytes = b"null"

@@ -18,6 +18,8 @@ from sidecar.core.types import Break
 from sidecar.wire.sockets import CHUNK, WireBroken
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.exhaustion.peer import Ledger, Peer
 
 KERNEL_SECONDS: Final = 120.0
@@ -89,15 +91,19 @@ class ScriptedWire:
         self.passed = 0
         """Of these, how many can be received here."""
         self.request_log = bytearray()
+        """What the peer has got."""
         self.reply_log = bytearray()
-        """What the peer has got, and sent."""
+        """What it has sent."""
         self.closed = False
-        self.cut_happened = trio.Event()
+        self.offered_log = bytearray()
+        self.head_sent_from: int | None = None
+        """Where the `send` began that completed the head of the last request."""
         self.reply_end: int | None = None
         """Where in what the peer sends the last reply ends; None: it was not asked."""
         self._peer = peer
         self._ledger = ledger
         self._cut: tuple[Way, int, Fault] | None = None
+        self._happened: Callable[[], None] | None = None
         self._deaf = False
         """The peer gets no more; what is sent disappears."""
         self._blocked = False
@@ -110,17 +116,19 @@ class ScriptedWire:
         self._broken = False
         self._moved = trio.Event()
 
-    def open(self) -> ScriptedWire:
+    def open(self) -> None:
         """The connection is made."""
         self._say(self._peer.greet())
-        return self
 
     # --- the script ---------------------------------------------------------------------------
 
-    def cut(self, way: Way, offset: int, fault: Fault) -> None:
+    def cut(
+        self, way: Way, offset: int, fault: Fault, happened: Callable[[], None] | None = None
+    ) -> None:
         """`fault` happens when `offset` bytes of that direction have passed, perhaps now."""
         assert offset >= (self.taken if way is Way.REQUEST else self.passed)
         self._cut = (way, offset, fault)
+        self._happened = happened
         if fault is not Fault.RST_ON_SEND and self._room(way) == 0:
             self._happen()
 
@@ -146,7 +154,8 @@ class ScriptedWire:
         assert self._cut is not None
         way, _, fault = self._cut
         self._cut = None
-        self.cut_happened.set()
+        if self._happened is not None:
+            self._happened()
         ends = fault in {Fault.CLOSE, Fault.SILENCE, Fault.GARBAGE}
         self._deaf = self._deaf or (ends and way is Way.REQUEST)
         self._mute = self._mute or ends
@@ -189,10 +198,14 @@ class ScriptedWire:
     def _deliver(self, data: bytes) -> None:
         self.taken += len(data)
         self.request_log += data
-        before = self._ledger.executions
-        self._say(self._peer.receive(data))
-        if self._ledger.executions > before:
-            self.reply_end = self.said
+        ledger = self._ledger
+        heads, executions = len(ledger.requests), ledger.executions
+        said = self._peer.receive(data)
+        if len(ledger.requests) > heads:
+            self.head_sent_from = self.sends[-1].start
+        if ledger.executions > executions:
+            self.reply_end = self.said + len(said)
+        self._say(said)
 
     def _say(self, data: bytes) -> None:
         self.said += len(data)
@@ -225,6 +238,7 @@ class ScriptedWire:
             raise WireBroken(Break.LOCAL, taken=False, detail="closed here")
         sent = Sent(self.offered, self.offered + len(data))
         self.sends.append(sent)
+        self.offered_log += data
         count = 0
         if self._broken or (count := self._give(data)) < len(data):
             await self._finish(data, count, sent)
@@ -245,7 +259,10 @@ class ScriptedWire:
             self.reset()
         if self.closed or self._broken:
             sent.taken = count > 0
-            self.offered = sent.stop if count else sent.start
+            if not sent.taken:
+                sent.stop = sent.start
+                del self.offered_log[sent.start :]
+            self.offered = sent.stop
             cause = Break.LOCAL if self.closed else Break.RESET
             raise WireBroken(cause, taken=sent.taken, detail="scripted")
 

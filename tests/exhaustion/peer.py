@@ -148,7 +148,7 @@ def _chunk(data: bytes) -> bytes:
 
 # --- HTTP/2 -----------------------------------------------------------------------------------
 
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _END_STREAM, _END_HEADERS, _ACK = 0x1, 0x4, 0x1
 
@@ -198,10 +198,10 @@ class Http2Peer:
         buffer = self._buffer
         buffer += data
         if self._preface:
-            if len(buffer) < len(_PREFACE):
+            if len(buffer) < len(PREFACE):
                 return b""
-            assert buffer.startswith(_PREFACE)
-            del buffer[: len(_PREFACE)]
+            assert buffer.startswith(PREFACE)
+            del buffer[: len(PREFACE)]
             self._preface = False
         said = []
         while len(buffer) >= 9:

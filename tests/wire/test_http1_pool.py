@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import TYPE_CHECKING
 
 import pytest
 import trio
@@ -15,6 +16,13 @@ from sidecar.wire.net import DialError
 from sidecar.wire.sockets import SocketWire
 from tests.wire.loopback import serve
 from tests.wire.memory import MemoryWire, memory_wire_pair
+
+if TYPE_CHECKING:
+    from sidecar.wire.exchange import Exchange, Pool
+    from sidecar.wire.http1 import Http1Exchange
+
+    a_pool: type[Pool] = Http1Pool
+    an_exchange: type[Exchange] = Http1Exchange
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
