@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     Progress: TypeAlias = Callable[[int, int, str], None]
 
+_GOODBYE_SECONDS = 1.0
 _VERSION = re.compile(r"([0-9]{1,6})(?:\.([0-9]{1,6}))?(?:\.[0-9]{1,6})*")
 
 
@@ -154,7 +155,8 @@ async def check_card(
         async with trio.open_nursery() as nursery:
             for key, one in unlike.items():
                 nursery.start_soon(fill, key, one)
-        connections.cancel_scope.cancel()
+        prober.close()
+        connections.cancel_scope.deadline = trio.current_time() + _GOODBYE_SECONDS
     found = [replace(rows[_key(one)], declared=one) for one in declared]
     return CardReport(
         name=shown_text(member(dict(card), "name")),

@@ -179,7 +179,9 @@ class AuthConfig(_Table):
     """What is sent along: each value is ``file:PATH``, ``env:NAME`` or ``credential:NAME``."""
 
     headers: Annotated[
-        Mapping[HeaderName, Secret], AfterValidator(MappingProxyType), PlainSerializer(dict)
+        Mapping[HeaderName, Secret],
+        AfterValidator(MappingProxyType),
+        PlainSerializer(lambda headers: {name: str(ref) for name, ref in headers.items()}),
     ] = Field(default_factory=lambda: MappingProxyType({}))
     bearer: Secret | None = None
     oauth: OAuthConfig | None = None
@@ -383,7 +385,7 @@ def _message(place: KeyPath, detail: ErrorDetails) -> str:
         case "float_type" | "finite_number":
             return f"must be a number, not {shown(value)}"
         case "greater_than_equal":
-            return f"must be at least {context['ge']:g}, not {shown(value)}"
+            return f"must be at least {context['ge']:.12g}, not {shown(value)}"
         case "less_than_equal":
             return f"must be at most {context['le']:.12g}, not {shown(value)}"
         case "tuple_type":

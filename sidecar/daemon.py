@@ -241,6 +241,7 @@ class Daemon:
         self._budget.total = loaded.limits.buffered_bytes
         self._config = loaded
         self._log.configure(level=loaded.log.level, form=loaded.log.format)
+        self._forwarder.log_calls = loaded.log.calls
         wanted = dict(_addresses(loaded))
         for address in [one for one in self._listeners if one not in wanted]:
             closed = self._listeners.pop(address)

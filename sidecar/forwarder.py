@@ -88,8 +88,10 @@ class Forwarder:
     """Carries calls to agents. One for the whole daemon."""
 
     def __init__(self, *, telemetry: Telemetry, log: Log) -> None:
-        self._telemetry = telemetry
-        self._log = log
+        self.telemetry = telemetry
+        self.log = log
+        self.log_calls = False
+        """Whether each call gets a line."""
 
     async def unary(
         self,
@@ -106,7 +108,7 @@ class Forwarder:
 
         Cancelling it means that the caller has left: the attempt under way is broken off.
         """
-        passage = _Passage(agent, call, held, may_go_on, self._telemetry, self._log)
+        passage = _Passage(agent, call, held, may_go_on, self)
         if agent.in_flight >= agent.config.max_concurrency:
             return passage.finish(passage.limit_reached("max_concurrency"))
         agent.in_flight += 1
@@ -130,7 +132,7 @@ class Forwarder:
         Cancelling it means that the caller has left: the upstream stream is closed, the task is
         not cancelled.
         """
-        passage = _Passage(agent, call, held, may_go_on, self._telemetry, self._log)
+        passage = _Passage(agent, call, held, may_go_on, self)
         if agent.streams >= agent.config.max_streams:
             return passage.finish(passage.limit_reached("max_streams"))
         agent.streams += 1
@@ -149,16 +151,16 @@ class _Passage:
         call: Call,
         held: Reservation | None,
         may_go_on: Callable[[], bool],
-        telemetry: Telemetry,
-        log: Log,
+        forwarder: Forwarder,
     ) -> None:
         self.agent = agent
         self.call = call
         self.attempts: list[Attempt] = []
         self._held = held
         self._may_go_on = may_go_on
-        self._telemetry = telemetry
-        self._log = log
+        self._telemetry = forwarder.telemetry
+        self._log = forwarder.log
+        self._log_calls = forwarder.log_calls
         self._began = trio.current_time()
         self._upstream_seconds = 0.0
         self._attempt_began = self._began
@@ -513,9 +515,25 @@ class _Passage:
     def finish(self, result: Result) -> Result:
         """Count the call by its result."""
         self._count(result.outcome)
+        if self._log_calls:
+            self._log_call(result)
         if self._state is not None:
             self._telemetry.stream_end(self.agent.name, self._stream_end(result))
         return result
+
+    def _log_call(self, result: Result) -> None:
+        self._log.info(
+            "call",
+            agent=self.agent.name,
+            call=self.call.id,
+            operation=self.call.operation.name,
+            binding=str(self.call.binding),
+            outcome=result.outcome,
+            interface=result.interface,
+            attempts=result.attempts,
+            error=result.error.reason if result.error else "",
+            seconds=round(trio.current_time() - self._began, 4),
+        )
 
     def _stream_end(self, result: Result) -> str:
         assert self._state is not None  # only asked of streams

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 _REPLY_BYTES = 4 * 1024 * 1024
 _HEADER_BYTES = 64 * 1024
 _WRONG_VERSION = "99.0"
+_NO_CARD = Card(name="", candidates=(), ineligible=(), data=b"{}")
+# Whoever asks for a check chose the addresses: what a card from disk may name is allowed.
+_ANYWHERE = AddressPolicy(None, "", frozenset(), frozenset())
 _UNIMPLEMENTED = 12
 _GRPC_AUTH = frozenset({7, 16})
 _GRPC_UNDECIDED = frozenset({1, 2, 4, 8, 13, 14, 15})
@@ -89,6 +92,7 @@ class Prober:
         self._dialer = dialer
         self._identity = identity
         self._timeout_seconds = timeout_seconds
+        self._connections: list[Connections] = []
         self._upstreams: dict[str, Upstream] = {}
 
     async def call(
@@ -135,6 +139,11 @@ class Prober:
         broken = progress.broken(Break.TIMEOUT).broken
         return Ended(facts=Facts(binding=interface.binding, operation=operation, broken=broken))
 
+    def close(self) -> None:
+        """Close every connection; the nursery ends when they are closed."""
+        for connections in self._connections:
+            connections.use(_NO_CARD, _ANYWHERE)
+
     def _upstream(self, server_name: str) -> Upstream:
         upstream = self._upstreams.get(server_name)
         if upstream is not None:
@@ -149,9 +158,8 @@ class Prober:
             connect_timeout=self._timeout_seconds,
         )
         connections.start(self._nursery)
-        # Whoever asks for a check chose the addresses: what a card from disk may name is allowed.
-        anywhere = AddressPolicy(None, "", frozenset(), frozenset())
-        connections.use(Card(name="", candidates=(), ineligible=(), data=b"{}"), anywhere)
+        connections.use(_NO_CARD, _ANYWHERE)
+        self._connections.append(connections)
         upstream = self._upstreams[server_name] = Upstream(
             connections.get,
             timeouts=Timeouts(self._timeout_seconds, self._timeout_seconds),

@@ -387,8 +387,6 @@ class H2Engine(H2Connection):
             if code in _KNOWN_SETTINGS:
                 self.remote_settings.validate_received_setting(code, value)
                 changes[code] = value
-        # never used, so its size does not matter; h2 would let the peer set it to 4 GiB
-        changes.pop(SettingCodes.HEADER_TABLE_SIZE, None)
         self.remote_settings.update(changes)
         self._prepare_for_sending(self._acknowledge_settings())
         self._max_streams = int(self.remote_settings.max_concurrent_streams)
@@ -535,9 +533,9 @@ class H2Engine(H2Connection):
             self._events.append(Head(stream_id, headers, status, end))
 
 
+# the size of the header table is not among them: ours is not used
 _KNOWN_SETTINGS: Final = frozenset(
     {
-        SettingCodes.HEADER_TABLE_SIZE,
         SettingCodes.ENABLE_PUSH,
         SettingCodes.MAX_CONCURRENT_STREAMS,
         SettingCodes.INITIAL_WINDOW_SIZE,

@@ -92,7 +92,8 @@ class Http2Exchange(Flow):
     def __init__(self, connection: Http2Connection, request: Request, progress: Progress) -> None:
         super().__init__()
         self._connection = connection
-        self.request = request
+        self.request: Request | None = request
+        """Until it is begun: a stream may last for hours, and its request be large."""
         self.progress = progress
         self.trailers: Headers = []
         self.answered = False
@@ -146,6 +147,8 @@ class Http2Connection(Link):
         self._on_change = on_change
         self._gone_away = False
         """No new stream is possible, not even for those who have a place."""
+        self._goodbye = ""
+        """What the peer's GOAWAY said."""
         self._reserved = 0
         self._opens: deque[Http2Exchange] = deque()
         self._streams: dict[int, Http2Exchange] = {}
@@ -170,6 +173,13 @@ class Http2Connection(Link):
         if self.leaving or not self.settled.is_set():
             return 0
         return max(0, self._engine.max_streams - self.streams)
+
+    @property
+    def refusal(self) -> Lost | None:
+        """Why it takes no more streams, None while it does."""
+        if self.lost is None and self._fault is None and self.leaving:
+            return Lost(Break.GOAWAY, self._goodbye)
+        return self.lost or self._fault
 
     def reserve(self) -> None:
         """Keep a place for one `open_stream`, which uses it up."""
@@ -311,7 +321,8 @@ class Http2Connection(Link):
                 self._eject(NotBegun(None, detail="the stream limit was lowered"))
                 return
             exchange = self._opens.popleft()
-            request = exchange.request
+            request, exchange.request = exchange.request, None
+            assert request is not None
             try:
                 exchange.id = engine.begin(
                     [
@@ -444,6 +455,7 @@ class Http2Connection(Link):
 
     def _goes_away(self, last_stream_id: int, code: int, detail: str) -> None:
         self.leaving = self._gone_away = True
+        self._goodbye = detail
         self.calm_down = self.calm_down or code == ENHANCE_YOUR_CALM
         for exchange in [each for each in self._streams.values() if each.id > last_stream_id]:
             self._fail(exchange, Break.GOAWAY, code=code, detail=detail)

@@ -171,7 +171,7 @@ class Http2Pool:
 
     async def _place(self, progress: Progress, *, only_fresh: bool) -> tuple[Http2Connection, bool]:
         """A connection with a place reserved, and whether it was dialled for this request."""
-        if self._closed:
+        if self._closed and not only_fresh:
             raise progress.broken(Break.LOCAL, detail="the pool is closed")
         if not only_fresh:
             for connection in self._connections:
@@ -302,9 +302,9 @@ class Http2Pool:
             )
             self._nursery.start_soon(self._carry, connection)
             await connection.settled.wait()
-            if connection.lost is not None:
-                return _Failure(connection.lost.cause, connection.lost.detail)
-            return connection
+            # one that leaves as it comes has failed those who wait: to dial again might never end
+            refusal = connection.refusal
+            return connection if refusal is None else _Failure(refusal.cause, refusal.detail)
         if connection is not None:
             connection.abort(Break.CONNECT_TIMEOUT, "no SETTINGS in time")
             return _Failure(Break.CONNECT_TIMEOUT, "no SETTINGS in time")

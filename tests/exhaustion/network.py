@@ -20,7 +20,7 @@ from sidecar.wire.sockets import CHUNK, WireBroken
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.exhaustion.peer import Ledger, Peer
+    from tests.exhaustion.peer import Ledger, Peer, Started
 
 KERNEL_SECONDS: Final = 120.0
 """TCP_USER_TIMEOUT: bytes that the other side does not take end the connection."""
@@ -98,6 +98,8 @@ class ScriptedWire:
         self.offered_log = bytearray()
         self.head_sent_from: int | None = None
         """Where the `send` began that completed the head of the last request."""
+        self.requests: list[Started] = []
+        """Of which the peer has seen the head."""
         self.reply_end: int | None = None
         """Where in what the peer sends the last reply ends; None: it was not asked."""
         self._peer = peer
@@ -203,6 +205,7 @@ class ScriptedWire:
         said = self._peer.receive(data)
         if len(ledger.requests) > heads:
             self.head_sent_from = self.sends[-1].start
+            self.requests += ledger.requests[heads:]
         if ledger.executions > executions:
             self.reply_end = self.said + len(said)
         self._say(said)

@@ -467,7 +467,7 @@ class _Verdict:
         if cell.reused:
             await rig.warm_up()
             earlier = len(rig.ledger.requests)
-        ending = await self._faulted_call(recording, earlier)
+        ending = await self._faulted_call(recording)
         wire = rig.wires[0]
         if cell.fault in WAITING:
             wire.resume()
@@ -479,7 +479,7 @@ class _Verdict:
         await self._next_call()
         await self._rest(earlier, ending)
 
-    async def _faulted_call(self, recording: Recording, earlier: int) -> _Ending:
+    async def _faulted_call(self, recording: Recording) -> _Ending:
         cell, rig = self._cell, self._rig
         cut = trio.Event()
         start = said = 0
@@ -517,7 +517,7 @@ class _Verdict:
             answered=wire.reply_end is not None and wire.passed >= wire.reply_end,
             written=begins is not None
             and any(sent.taken and sent.stop > start + begins for sent in wire.sends),
-            begun=any(not each.refused for each in rig.ledger.requests[earlier : earlier + 1]),
+            begun=any(not each.refused for each in wire.requests[int(cell.reused) :]),
             head_came=wire.passed - said >= recording.head_ends > 4,
         )
 

@@ -472,6 +472,11 @@ def agent_of(binding: str) -> str:
     return binding.lower().replace("+", "-")
 
 
+def label(binding: str) -> str:
+    """The binding in an interface's label: ``http_json``."""
+    return binding.lower().replace("+", "_")
+
+
 @dataclass
 class Between:
     """A sidecar whose agents ``jsonrpc``, ``http-json`` and ``grpc`` have one interface each."""

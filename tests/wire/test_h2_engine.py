@@ -449,6 +449,18 @@ def test_a_broken_protocol_ends_the_connection_with_a_goaway(bad, code):
     assert engine.feed(frame(PING, 0, 0, bytes(8)), 0.0) == []
 
 
+def test_nothing_follows_the_goaway_of_an_error():
+    engine = client()
+    stream_id = engine.begin(REQUEST, end=False)
+    engine.feed(frame(CONTINUATION, 4, 1), 0.0)
+    engine.take_output()
+    engine.cancel(stream_id, CANCEL)
+    engine.credit(stream_id, 1 << 20)
+    engine.write_data(stream_id, b"x", end=True)
+    assert engine.room(stream_id) == 0
+    assert engine.pending == 0
+
+
 def test_what_came_before_an_error_in_the_same_read_is_not_lost():
     engine = client()
     engine.begin(REQUEST, end=True)

@@ -317,8 +317,13 @@ async def test_after_a_failed_write_the_answer_is_still_read(autojump_clock):
         await rig.peer.read()  # gives credit, so that more is sent, which fails
         await settle()
         assert not asked.done.is_set()
-        await rig.peer.reply(1, b"too large", status="413")
+        late = rig.ask()
+        broken = await late.broken()
+        assert (broken.cause, broken.written) == (Break.RESET, False)
+        rig.peer.h2.send_headers(1, [(":status", "413")])
+        await rig.peer.flush()
         assert (await asked.head()).status == 413
+        await rig.peer.flush(frame(DATA, 1, 1, b"too large"))
         assert await asked.body() == b"too large"
 
 

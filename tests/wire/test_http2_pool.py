@@ -322,15 +322,33 @@ async def test_a_place_that_becomes_free_goes_to_the_one_that_waits_longest(auto
 
 async def test_a_waiting_caller_who_leaves_gives_its_place_back(autojump_clock):
     async with rigged(max_connections=1, max_concurrent_streams=1) as rig:
-        [held] = await rig.hold()
+        await rig.hold()
         first = rig.ask()
         await settle()
         second = rig.ask()
         await settle()
+        [connection] = rig.pool._connections
+        [held] = connection._streams.values()
         first.scope.cancel()
-        held.scope.cancel()  # in the same step as its place may be given to the first
+        connection.cancel(held)  # the first gets the place before it knows that it has left
         assert await second.result() == b"0"
         assert rig.pool.statistics().streams == 0
+
+
+async def test_a_call_may_wait_for_more_than_one_dial(autojump_clock):
+    """Each brings one place; together they last longer than one may."""
+    async with rigged(max_concurrent_streams=1) as rig:
+        dial = rig.origin.dial
+
+        async def slow_dial() -> MemoryWire:
+            await trio.sleep(4)
+            return await dial()
+
+        rig.pool._dial = slow_dial
+        asked = [rig.ask(HOLD) for _ in range(3)]
+        await trio.sleep(12.5)
+        assert [len(server.held) for server in rig.origin.servers] == [1, 1, 1]
+        assert not any(each.done.is_set() for each in asked)
 
 
 async def test_the_stream_limit_is_obeyed_whenever_it_changes(autojump_clock):
@@ -641,6 +659,22 @@ async def test_closing_while_a_call_waits_for_a_dial_serves_that_call(autojump_c
         assert await asked.result() == b"0"
         await settle()
         assert rig.origin.wires[0].closed
+
+
+async def test_a_call_under_way_is_redialled_also_after_closing(autojump_clock):
+    async with rigged() as rig:
+        await rig.call()
+        server = rig.origin.servers[0]
+
+        async def leave(stream_id: int) -> None:
+            await rig.pool.aclose()
+            await server.wire.send(goaway(stream_id - 2))
+
+        server.react = leave
+        asked = await rig.call()
+        assert (asked.answer, asked.progress.redialled) == (b"1", "goaway")
+        await settle()
+        assert rig.origin.wires[1].closed
 
 
 async def test_settings_alone_disturb_nobody(autojump_clock):
