@@ -23,8 +23,8 @@ test: $(INSTALLED)
 lint: $(INSTALLED)
 	@$(PYTHON) -m ruff format --check . proto/generate
 	@$(PYTHON) -m ruff check . proto/generate
-	@$(PYTHON) -m mypy --explicit-package-bases
-	@.venv/bin/lint-imports --no-timings
+	@$(PYTHON) -m mypy
+	@.venv/bin/lint-imports
 	@$(PYTHON) proto/generate --check
 
 # Two files: everything for development, and the same versions of what the daemon itself needs.

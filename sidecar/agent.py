@@ -199,7 +199,7 @@ class Agent:
         before = generation.current
         if not generation.selection.advance(failed, moves):
             return False
-        self._telemetry.selection_change(self.name, before.label)
+        self._telemetry.selection_change(self.name, generation.current.label)
         self._log.limited(
             (self.name, before.label, "advance"),
             "info",

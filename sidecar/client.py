@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +57,9 @@ def send(
             _write_origin(response.headers, write)
             return failed
     except httpx.ConnectError:
-        pass
-    except httpx.HTTPError:
-        pass
+        print(f"no sidecar listens on {address}", file=sys.stderr)
+    except httpx.HTTPError as error:
+        print(f"the sidecar at {address} did not answer: {error}", file=sys.stderr)
     return 1
 
 
@@ -108,7 +109,8 @@ def status(address: str) -> dict[str, Any] | None:
             answer.raise_for_status()
             found: dict[str, Any] = answer.json()
             return found
-    except (httpx.HTTPError, ValueError):
+    except (httpx.HTTPError, ValueError) as error:
+        print(f"no status from {address}: {str(error) or type(error).__name__}", file=sys.stderr)
         return None
 
 

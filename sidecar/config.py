@@ -6,26 +6,30 @@ directory. A key that is not in the models is an error: nothing is accepted and 
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 import tomli
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    PlainValidator,
-    ValidationError,
-    WithJsonSchema,
-)
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from sidecar import config_values as values
+from sidecar.config_tables import (
+    AdminConfig,
+    AgentConfig,
+    AuthConfig,
+    Config,
+    Limits,
+    ListenerConfig,
+    LogConfig,
+    OAuthConfig,
+    PublishConfig,
+    Table,
+    TlsConfig,
+)
 from sidecar.config_values import (
     Address,
     SecretRef,
@@ -37,7 +41,6 @@ from sidecar.config_values import (
     parse_address,
     shown,
 )
-from sidecar.core.spec import Binding
 from sidecar.toml_lines import KeyPath, line_of, locate
 
 __all__ = [
@@ -52,6 +55,7 @@ __all__ = [
     "LogConfig",
     "OAuthConfig",
     "Problem",
+    "PublishConfig",
     "SecretRef",
     "SystemdAddress",
     "TcpAddress",
@@ -88,185 +92,6 @@ class ConfigError(Exception):
             key = f"{problem.key}: " if problem.key else ""
             lines.append(f"{place}: {key}{problem.message}")
         super().__init__("\n".join(lines))
-
-
-# --- tables -----------------------------------------------------------------------------------
-
-_STRING = WithJsonSchema({"type": "string"})
-_AS_TEXT = PlainSerializer(str, return_type=str)
-_BINDING_SCHEMA = WithJsonSchema({"enum": [str(binding) for binding in Binding]})
-
-Seconds: TypeAlias = Annotated[float, Field(ge=0.001, le=604_800, allow_inf_nan=False)]
-Bytes: TypeAlias = Annotated[int, Field(ge=1024, le=2**31 - 1)]
-Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
-Host: TypeAlias = Annotated[str, PlainValidator(values.host), _STRING]
-FilePath: TypeAlias = Annotated[Path, PlainValidator(values.existing_file), _STRING, _AS_TEXT]
-Secret: TypeAlias = Annotated[SecretRef, PlainValidator(values.secret), _STRING, _AS_TEXT]
-AgentName: TypeAlias = Annotated[str, AfterValidator(values.agent_name)]
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class ListenerConfig(_Table):
-    """One local address and the one binding spoken on it."""
-
-    address: Annotated[Address, PlainValidator(values.address), _STRING, _AS_TEXT]
-    binding: Annotated[Binding, PlainValidator(values.binding), _BINDING_SCHEMA, _AS_TEXT]
-    agent: str | None = None
-    """Every call goes to this agent; None: the call names one."""
-    mode: Annotated[
-        int,
-        PlainValidator(values.mode),
-        WithJsonSchema({"type": "string", "pattern": "^0?[0-7]{3}$", "default": "0660"}),
-        PlainSerializer(lambda mode: f"{mode:04o}", return_type=str),
-    ] = Field(default_factory=lambda: 0o660)
-    """Permissions of a Unix socket; without meaning on TCP."""
-    allow_uids: Annotated[tuple[int, ...], Field(strict=False)] = ()
-    """Unix socket: users that may connect; with `allow_gids` empty too, everyone who can."""
-    allow_gids: Annotated[tuple[int, ...], Field(strict=False)] = ()
-    token: Secret | None = None
-    """What callers must show, as ``a2a-sidecar-token`` or ``Authorization: Bearer``."""
-    allow_remote: bool = False
-    """The address may be reached from other machines; needs `token` and a certificate."""
-    tls_cert_file: FilePath | None = None
-    tls_key_file: FilePath | None = None
-    allowed_hosts: Annotated[tuple[Host, ...], Field(strict=False)] = ()
-    """Further names under which callers may ask for this listener (``Host``)."""
-    advertise: Annotated[str, PlainValidator(values.authority), _STRING] | None = None
-    """Authority in the cards that are served, instead of the bound address."""
-
-
-class AdminConfig(_Table):
-    """Metrics, health and status."""
-
-    address: Annotated[
-        TcpAddress,
-        PlainValidator(values.tcp_address),
-        WithJsonSchema({"type": "string", "default": "127.0.0.1:7429"}),
-        _AS_TEXT,
-    ] = Field(default_factory=lambda: TcpAddress("127.0.0.1", 7429))
-
-
-class TlsConfig(_Table):
-    """How an agent's interfaces and card are dialled over TLS."""
-
-    ca_file: FilePath | None = None
-    """Trusted instead of the system's authorities."""
-    client_cert_file: FilePath | None = None
-    client_key_file: FilePath | None = None
-    server_name: Host | None = None
-    """Expected in the certificate instead of the host in the URL."""
-
-
-HeaderName: TypeAlias = Annotated[str, AfterValidator(values.header_name)]
-HttpUrl: TypeAlias = Annotated[str, PlainValidator(values.http_url), _STRING]
-
-
-class OAuthConfig(_Table):
-    """OAuth 2.0 client credentials."""
-
-    token_url: HttpUrl
-    """The token endpoint, or a discovery document below ``/.well-known/`` that names it."""
-    client_id: Secret
-    client_secret: Secret
-    scopes: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    resource: str = ""
-
-
-class AuthConfig(_Table):
-    """What is sent along: each value is ``file:PATH``, ``env:NAME`` or ``credential:NAME``."""
-
-    headers: Annotated[
-        Mapping[HeaderName, Secret],
-        AfterValidator(MappingProxyType),
-        PlainSerializer(lambda headers: {name: str(ref) for name, ref in headers.items()}),
-    ] = Field(default_factory=lambda: MappingProxyType({}))
-    bearer: Secret | None = None
-    oauth: OAuthConfig | None = None
-
-
-class AgentConfig(_Table):
-    """One remote agent. Two are equal when no key has changed its value."""
-
-    card: Annotated[str, PlainValidator(values.card), _STRING]
-    """An http(s) URL as written, or the absolute path of a file."""
-    card_exact: bool = False
-    """The URL is the card's own, nothing is appended to it."""
-    enabled: bool = True
-    prefer: Annotated[
-        tuple[Annotated[Binding, PlainValidator(values.binding), _BINDING_SCHEMA, _AS_TEXT], ...],
-        Field(strict=False),
-    ] = ()
-    """Order among interfaces of one protocol version."""
-    connect_timeout_seconds: Seconds = 5.0
-    response_timeout_seconds: Seconds = 600.0
-    """Unary: from the last byte of the request to the last of the reply."""
-    stream_open_timeout_seconds: Seconds = 60.0
-    """HTTP: to the headers of the reply."""
-    refresh_cooldown_seconds: Seconds = 1.0
-    """Least time between two refreshes of the card."""
-    advance_on_ambiguous: bool = True
-    stream_dial_failover: bool = False
-    trusted_hosts: Annotated[tuple[Host, ...], Field(strict=False)] = ()
-    """In lower case, without ports; IPv6 without brackets."""
-    max_concurrency: Count = 256
-    """Unary calls at once."""
-    max_streams: Count = 256
-    proxy: Annotated[str, PlainValidator(values.proxy), _STRING] | None = None
-    """``http://HOST:PORT``: calls and card fetches go through it by CONNECT."""
-    tls: TlsConfig = TlsConfig()
-    auth: AuthConfig = Field(default_factory=AuthConfig)
-    """For calls."""
-    discovery_auth: AuthConfig = Field(default_factory=AuthConfig)
-    """For fetches of the card."""
-
-    @property
-    def has_credentials(self) -> bool:
-        """Whether calls carry anything that only the agent may see."""
-        auth = self.auth
-        return bool(auth.headers or auth.bearer or auth.oauth or self.tls.client_cert_file)
-
-
-class Limits(_Table):
-    """Bounds that hold for every agent and listener."""
-
-    request_bytes: Bytes = 16 * 1024 * 1024
-    response_bytes: Bytes = 64 * 1024 * 1024
-    event_bytes: Bytes = 16 * 1024 * 1024
-    header_bytes: Annotated[int, Field(ge=4096, le=16 * 1024 * 1024)] = 64 * 1024
-    buffered_bytes: Annotated[int, Field(ge=1024 * 1024, le=2**40)] = 256 * 1024 * 1024
-    """Everything held for calls: bodies, replies, events, conversions."""
-    connections: Count = 1024
-    """Per listener."""
-    drain_seconds: Seconds = 30.0
-    keepalive_seconds: Seconds = 4.0
-    stall_seconds: Seconds = 120.0
-
-
-class LogConfig(_Table):
-    """What is logged to standard error, and how."""
-
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["text", "json"] = "text"
-    calls: bool = False
-    """A line for every call."""
-
-
-class Config(_Table):
-    """The whole configuration."""
-
-    listeners: Annotated[tuple[ListenerConfig, ...], Field(strict=False)] = (
-        ListenerConfig(address=TcpAddress("127.0.0.1", 7420), binding=Binding.JSONRPC),
-    )
-    admin: AdminConfig = AdminConfig()
-    agents: Annotated[
-        Mapping[AgentName, AgentConfig], AfterValidator(MappingProxyType), PlainSerializer(dict)
-    ] = Field(default_factory=lambda: MappingProxyType({}))
-    """By name, in the order of the file."""
-    limits: Limits = Limits()
-    log: LogConfig = LogConfig()
 
 
 # --- reading ----------------------------------------------------------------------------------
@@ -400,7 +225,7 @@ def _message(place: KeyPath, detail: ErrorDetails) -> str:
             return detail["msg"]
 
 
-def _table_at(place: KeyPath) -> type[_Table]:
+def _table_at(place: KeyPath) -> type[Table]:
     match place:
         case ("listeners", _):
             return ListenerConfig
@@ -408,8 +233,14 @@ def _table_at(place: KeyPath) -> type[_Table]:
             return AdminConfig
         case ("agents", _):
             return AgentConfig
-        case ("agents", _, "tls"):
+        case ("publish", _):
+            return PublishConfig
+        case ("agents" | "publish", _, "tls"):
             return TlsConfig
+        case ("agents" | "publish", _, "auth" | "discovery_auth"):
+            return AuthConfig
+        case ("agents" | "publish", _, _, "oauth"):
+            return OAuthConfig
         case ("limits",):
             return Limits
         case ("log",):
@@ -427,16 +258,9 @@ def _combinations(data: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Mistakes between keys. What is wrong by itself is passed over: the models tell of it."""
     agents = _table(data.get("agents"))
     yield from _listener_mistakes(data, agents)
-    for name, agent in agents.items():
-        tls = _table(_table(agent).get("tls"))
-        pair = ("client_cert_file", "client_key_file")
-        for one, other in (pair, pair[::-1]):
-            if one in tls and other not in tls:
-                yield ("agents", name, "tls", one), f"needs {other} beside it"
-        for key in ("auth", "discovery_auth"):
-            auth = _table(_table(agent).get(key))
-            if "bearer" in auth and "oauth" in auth:
-                yield ("agents", name, key, "bearer"), "and oauth exclude each other"
+    for kind in ("agents", "publish"):
+        for name, agent in _table(data.get(kind)).items():
+            yield from (((kind, name, *key), text) for key, text in _peer_mistakes(_table(agent)))
     limits = _table(data.get("limits"))
     keepalive, stall = (
         limits.get(key, Limits.model_fields[key].default)
@@ -447,6 +271,19 @@ def _combinations(data: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         message = f"keepalive_seconds ({shown(keepalive)}) must be below"
         message += f" stall_seconds ({shown(stall)})"
         yield ("limits", key), message
+
+
+def _peer_mistakes(peer: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+    """What does not go together in how an agent is reached."""
+    tls = _table(peer.get("tls"))
+    pair = ("client_cert_file", "client_key_file")
+    for one, other in (pair, pair[::-1]):
+        if one in tls and other not in tls:
+            yield ("tls", one), f"needs {other} beside it"
+    for key in ("auth", "discovery_auth"):
+        auth = _table(peer.get(key))
+        if "bearer" in auth and "oauth" in auth:
+            yield (key, "bearer"), "and oauth exclude each other"
 
 
 def _listener_mistakes(
@@ -534,28 +371,38 @@ def effective(config: Config) -> str:
                 del listener[key]
         blocks.append(_block("[[listeners]]", listener))
     blocks.append(_block("[admin]", plain["admin"]))
-    for name, agent in plain["agents"].items():
-        tables = {key: agent.pop(key) for key in ("tls", "auth", "discovery_auth")}
-        blocks.append(_block(f"[agents.{name}]", agent))
-        for key, table in tables.items():
-            inner = {one: table.pop(one) for one in ("headers", "oauth") if table.get(one)}
-            table.pop("headers", None)
-            if table:
-                blocks.append(_block(f"[agents.{name}.{key}]", table))
-            blocks += [
-                _block(f"[agents.{name}.{key}.{one}]", value) for one, value in inner.items()
-            ]
+    for kind in ("agents", "publish"):
+        for name, peer in plain[kind].items():
+            blocks += _peer_blocks(f"{kind}.{name}", peer)
     blocks += [_block(f"[{name}]", plain[name]) for name in ("limits", "log")]
     return "\n".join(blocks)
+
+
+def _peer_blocks(place: str, peer: dict[str, Any]) -> Iterator[str]:
+    tables = {key: peer.pop(key) for key in ("tls", "auth", "discovery_auth", "map") if key in peer}
+    yield _block(f"[{place}]", peer)
+    for key, table in tables.items():
+        inner = {one: table.pop(one) for one in ("headers", "oauth") if table.get(one)}
+        table.pop("headers", None)
+        if table:
+            yield _block(f"[{place}.{key}]", table)
+        for one, value in inner.items():
+            yield _block(f"[{place}.{key}.{one}]", value)
 
 
 def _block(header: str, keys: dict[str, object]) -> str:
     # JSON and TOML write these values alike, but for the one control that JSON leaves as it is.
     lines = [
-        f"{key} = {json.dumps(value, ensure_ascii=False)}\n".replace("\x7f", "\\u007f")
+        f"{_bare_or_quoted(key)} = {json.dumps(value, ensure_ascii=False)}\n".replace(
+            "\x7f", "\\u007f"
+        )
         for key, value in keys.items()
     ]
     return f"{header}\n{''.join(lines)}"
+
+
+def _bare_or_quoted(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
 
 
 def schema() -> dict[str, Any]:

@@ -10,14 +10,16 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationInfo
 
+from sidecar.core.address_map import AddressMap
 from sidecar.core.spec import Binding
 
 RESERVED_NAMES: frozenset[str] = frozenset({"agents", "tasks", "card", "other", "localhost"})
@@ -219,6 +221,16 @@ def authority(value: object) -> str:
         raise ValueError(msg)
     host(found["host"])
     return text
+
+
+def address_map(value: object) -> Mapping[str, str]:
+    """Public addresses and where they are really found."""
+    if not isinstance(value, Mapping):
+        msg = f"must be a table, not {shown(value)}"
+        raise ValueError(msg)
+    entries = {_text(public): _text(local) for public, local in value.items()}
+    AddressMap(entries)
+    return MappingProxyType(entries)
 
 
 def mode(value: object) -> int:

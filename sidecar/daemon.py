@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import signal
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 
 _LAG_INTERVAL_SECONDS = 0.5
 _ADMIN_CONNECTIONS = 64
+_ADMIN_MODE = 0o600
+
+# Port 0 may stand in a configuration several times, so an address alone is not enough.
+_Key: TypeAlias = "tuple[Address, int]"
 
 
 @dataclass(slots=True)
@@ -79,7 +84,7 @@ class Daemon:
         self._pseudonym = f"a2a-sidecar-{new_call_id(self._random)}"
         self._draining = False
         self._stop = trio.Event()
-        self._listeners: dict[Address, _OpenListener] = {}
+        self._listeners: dict[_Key, _OpenListener] = {}
         self._running: dict[str, _RunningAgent] = {}
         self._agents: dict[str, Agent] = {}
         """The present agents by name; doors look them up here at each request."""
@@ -146,7 +151,8 @@ class Daemon:
     @property
     def admin_address(self) -> str:
         """Where the admin address is bound."""
-        return str(self._listeners[self._config.admin.address].listener.address)
+        admin = next(one for one in self._listeners.values() if one.config is None)
+        return str(admin.listener.address)
 
     def _announce(self) -> None:
         self._log.info(
@@ -197,7 +203,7 @@ class Daemon:
             self._log.info("reloaded", agents=",".join(self._agents))
         self._notifier.ready(self._summary())
 
-    def _prepare(self, loaded: Config) -> dict[Address, Listener]:
+    def _prepare(self, loaded: Config) -> dict[_Key, Listener]:
         """Do all of `loaded` that can fail, or nothing: read secrets, listen on new addresses.
 
         Raises CredentialsUnavailable and BindError.
@@ -205,18 +211,19 @@ class Daemon:
         for agent_config in loaded.agents.values():
             check_secrets(agent_config.auth, self._log)
             check_secrets(agent_config.discovery_auth, self._log)
-        for listener_config in loaded.listeners:
-            if listener_config.token is not None:
-                Secret(listener_config.token, self._log).read()
+        for one in loaded.listeners:
+            if one.token is not None:
+                Secret(one.token, self._log).read()
             try:
-                _threshold(listener_config)
+                _threshold(one)
             except OSError as error:
-                raise BindError(f"{listener_config.address}: its certificate: {error}") from None
-        bound: dict[Address, Listener] = {}
+                raise BindError(f"{one.address}: its certificate: {error}") from None
+        bound: dict[_Key, Listener] = {}
         try:
-            for address, mode in _addresses(loaded):
-                if address not in self._listeners:
-                    bound[address] = Listener(self._socket(address, mode), address, log=self._log)
+            for key, listener_config in _wanted(loaded).items():
+                if key not in self._listeners:
+                    mode = _ADMIN_MODE if listener_config is None else listener_config.mode
+                    bound[key] = Listener(self._socket(key[0], mode), key[0], log=self._log)
         except BaseException:
             for listener in bound.values():
                 listener.close()
@@ -235,27 +242,25 @@ class Daemon:
         # A duplicate: the socket outlives a reload that drops the listener.
         return passed[0].dup()
 
-    async def _apply(self, loaded: Config, bound: dict[Address, Listener]) -> None:
+    async def _apply(self, loaded: Config, bound: dict[_Key, Listener]) -> None:
         """Put `loaded` into effect; nothing here can fail because of it."""
         same_limits = loaded.limits == self._config.limits
         self._budget.total = loaded.limits.buffered_bytes
         self._config = loaded
         self._log.configure(level=loaded.log.level, form=loaded.log.format)
         self._forwarder.log_calls = loaded.log.calls
-        wanted = dict(_addresses(loaded))
-        for address in [one for one in self._listeners if one not in wanted]:
-            closed = self._listeners.pop(address)
+        wanted = _wanted(loaded)
+        for key in [one for one in self._listeners if one not in wanted]:
+            closed = self._listeners.pop(key)
             closed.accepting.cancel()
             closed.reception.retire(loaded.limits.drain_seconds)
-        by_address = {one.address: one for one in loaded.listeners}
         kept = self._listeners
         own_addresses = _own_addresses([*(one.listener for one in kept.values()), *bound.values()])
         self._apply_agents(loaded, own_addresses, same_limits=same_limits)
-        for address in wanted:
-            listener_config = by_address.get(address)
-            present = kept.get(address)
+        for key, listener_config in wanted.items():
+            present = kept.get(key)
             if present is None:
-                await self._open(listener_config, address, bound[address])
+                await self._open(listener_config, key, bound[key])
             elif present.config != listener_config or not same_limits:
                 await self._replace(present, listener_config)
         self._cards.use(self._places())
@@ -327,7 +332,7 @@ class Daemon:
         ]
 
     async def _open(
-        self, listener_config: ListenerConfig | None, address: Address, listener: Listener
+        self, listener_config: ListenerConfig | None, key: _Key, listener: Listener
     ) -> None:
         accepting = trio.CancelScope()
         reception = await self._reception(listener_config, listener)
@@ -337,7 +342,7 @@ class Daemon:
             with accepting:
                 await listener.run()
 
-        self._listeners[address] = _OpenListener(listener_config, listener, reception, accepting)
+        self._listeners[key] = _OpenListener(listener_config, listener, reception, accepting)
         self._nursery.start_soon(accept)
 
     async def _replace(
@@ -452,12 +457,15 @@ def _threshold(listener_config: ListenerConfig | None) -> Threshold:
     )
 
 
-def _addresses(loaded: Config) -> list[tuple[Address, int]]:
-    """Every address to listen on, with the mode of a Unix socket; the admin address last."""
-    return [
-        *((one.address, one.mode) for one in loaded.listeners),
-        (loaded.admin.address, 0o600),
-    ]
+def _wanted(loaded: Config) -> dict[_Key, ListenerConfig | None]:
+    """Everything to listen on, by what identifies it across reloads; None for the admin address."""
+    wanted: dict[_Key, ListenerConfig | None] = {}
+    seen: Counter[Address] = Counter()
+    entries = [(one.address, one) for one in loaded.listeners]
+    for address, listener_config in [*entries, (loaded.admin.address, None)]:
+        wanted[address, seen[address]] = listener_config
+        seen[address] += 1
+    return wanted
 
 
 def _own_addresses(listeners: list[Listener]) -> frozenset[tuple[str, int]]:

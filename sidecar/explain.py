@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,9 @@ def explain(source: str, config: Config | None, *, raw: bool, as_json: bool) -> 
     """Fetch the card of `source` (an agent of `config`, a URL or a file) and print how it is read."""
     agent = (config.agents.get(source) if config else None) or _unconfigured(source)
     if agent is None:
-        ", ".join(config.agents) if config else ""
+        known = ", ".join(config.agents) if config else ""
+        hint = f"; agents of the configuration: {known}" if known else ""
+        print(f"{source!r} is not an agent, a card's URL or a file{hint}", file=sys.stderr)
         return 1
     try:
         fetched = trio.run(_fetch, agent)
@@ -32,12 +35,10 @@ def explain(source: str, config: Config | None, *, raw: bool, as_json: bool) -> 
             sys.stdout.write(fetched.data.decode("utf-8", "replace") + "\n")
             return 0
         card = read_card(fetched.data, policy_of(agent, fetched))
-    except (CardFetchError, CardError):
+    except (CardFetchError, CardError) as error:
+        print(f"{source}: {error}", file=sys.stderr)
         return 1
-    if as_json:
-        pass
-    else:
-        pass
+    print(json.dumps(_as_data(card), indent=2) if as_json else _as_text(card, fetched))
     return 0 if card.candidates else 1
 
 

@@ -265,6 +265,8 @@ class _Passage:
             if outcome.kind is Kind.ANSWERED:
                 return self._answer(ended)
             again = self.agent.config.stream_dial_failover and outcome.kind is Kind.NOT_DELIVERED
+            if outcome.refusal and len(generation.candidates) == 1:
+                return self._answer(ended)  # what every interface says is the agent's own answer
             if not again:
                 return self._surface(generation, ended, outcome)
         return self._exhausted(generation)

@@ -13,7 +13,7 @@ from sidecar.core.types import Break
 from sidecar.doors.grpc import GrpcDoor
 from sidecar.listener import is_http2, is_tls
 from sidecar.wire.http1_server import Connections, Http1Limits, serve_http1
-from sidecar.wire.http2_server import HTTP2_REFUSAL, Http2Limits, Http2ServerConnection
+from sidecar.wire.http2_server import Http2Limits, Http2ServerConnection
 from sidecar.wire.sockets import SocketWire, WireBroken
 from sidecar.wire.tls import accept_tls
 
@@ -179,7 +179,13 @@ class Reception:
             return
         if is_tls(first):
             self._warn("a client speaks TLS, this listener does not")
-        elif not is_http2(first):
+        elif is_http2(first) and isinstance(self._door, GrpcDoor):
+            await self._serve_http2(wire, first, self._door)
+        else:
+            if is_http2(first):
+                # Answered in HTTP/1.1: gRPC clients report that at once, and would dial again and
+                # again after a GOAWAY that says nothing was taken.
+                self._warn("a client speaks HTTP/2, this listener speaks HTTP/1.1")
             await serve_http1(
                 wire,
                 self._door.serve,
@@ -189,12 +195,6 @@ class Reception:
                 render=self._door.render,
                 on_bug=self._bug,
             )
-        elif isinstance(self._door, GrpcDoor):
-            await self._serve_http2(wire, first, self._door)
-        else:
-            self._warn("a client speaks HTTP/2, this listener speaks HTTP/1.1")
-            await wire.send(HTTP2_REFUSAL)
-            await wire.aclose()
 
     async def _serve_http2(self, wire: Wire, first: bytes, door: GrpcDoor) -> None:
         connection = Http2ServerConnection(

@@ -20,6 +20,15 @@ settings.register_profile("deep", parent=settings.get_profile("fast"), max_examp
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--all-cuts` is for tests/exhaustion; an option has to be known here."""
+    parser.addoption(
+        "--all-cuts",
+        action="store_true",
+        help="cut recorded exchanges at every byte, not only at boundaries (half an hour)",
+    )
+
+
 @pytest.fixture(scope="session")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> harness.TlsFiles:
     """A private CA with a certificate for 127.0.0.1 and localhost, as files."""

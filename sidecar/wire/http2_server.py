@@ -315,7 +315,8 @@ class Http2ServerConnection(Link):
         except StreamGone:
             pass
         except Exception as error:
-            self.bug(error)
+            if not _is_gone(error):
+                self.bug(error)
             self.reset(stream, INTERNAL_ERROR)
         finally:
             del self._streams[stream.id]
@@ -329,6 +330,11 @@ class Http2ServerConnection(Link):
         for stream in self._streams.values():
             self.give_up(stream)
             stream.end_early(StreamGone(None, lost.detail))
+
+
+def _is_gone(error: Exception) -> bool:
+    """Whether tasks of a handler ended with nothing but StreamGone."""
+    return isinstance(error, ExceptionGroup) and error.split(StreamGone)[1] is None
 
 
 async def serve_http2(

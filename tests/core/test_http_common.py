@@ -113,7 +113,7 @@ def test_an_id_in_either_spelling(members, value):
 
 @pytest.mark.parametrize("raw", [None, b"null", b'""', b"5", b"[]", b'"\\ud800"'])
 def test_an_id_that_is_missing_or_none(raw):
-    with pytest.raises(InvalidMessage, match="^id must"):
+    with pytest.raises(InvalidMessage, match=r"^id must"):
         id_in({} if raw is None else {"id": raw}, "id")
 
 

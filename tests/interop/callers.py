@@ -265,7 +265,8 @@ def grpc_fault(stream: Stream) -> Fault:
             value = json_format.MessageToDict(kind_of.FromString(packed.value))
             details.append({"@type": packed.type_url, **value})
     for detail in details:
-        if detail["@type"] == ERROR_INFO and detail.get("domain") == A2A_DOMAIN:
+        named = detail["@type"] == ERROR_INFO and detail.get("domain") == A2A_DOMAIN
+        if named and detail["reason"] in _REASONS.values():
             kind = detail["reason"]
     return Fault(kind=kind, status=stream.status, message=message, details=details)
 

@@ -299,7 +299,7 @@ def test_all_mistakes_at_once(problems, tmp_path):
     )
     bindings = 'must be one of "JSONRPC", "HTTP+JSON", "GRPC", not'
     assert problems(MANY) == [
-        ("extra", 1, "unknown key; known here: listeners, admin, agents, limits, log"),
+        ("extra", 1, "unknown key; known here: listeners, admin, agents, publish, limits, log"),
         ("listener", 2, "unknown key; did you mean listeners?"),
         (
             "listeners[0].address",
@@ -558,7 +558,7 @@ LISTENER = '[[listeners]]\naddress = "{}"\nbinding = "JSONRPC"\n'
             4,
             "needs tls_cert_file",
         ),
-        ("[publish.a]\n", "publish", 1, None),
+        ("[publishing.a]\n", "publishing", 1, None),
         (
             f"[limits]\nconnections = {10**400}\n",
             "limits.connections",

@@ -355,18 +355,22 @@ class World:
     def __init__(self, daemon: Sidecar, stock: dict[str, Path]) -> None:
         self.daemon = daemon
         self._stock = iter(stock.items())
-        self._secure = 0
+
+    def without_card(self) -> RemoteAgent:
+        """An agent that no other test uses; its card has nothing in it."""
+        name, file = next(self._stock)
+        return RemoteAgent(self.daemon, name, file)
 
     async def agent(self, card: Mapping[str, Any]) -> RemoteAgent:
         """An agent that no other test uses, with this card."""
-        name, file = next(self._stock)
-        result = RemoteAgent(self.daemon, name, file)
+        result = self.without_card()
         await result.publish(card)
         return result
 
     async def secure_agent(self, card: Mapping[str, Any]) -> RemoteAgent:
         """The one agent that trusts the tests' own CA."""
-        result = RemoteAgent(self.daemon, "secure", self.daemon.directory / "secure.json")
+        file = self.daemon.directory / "secure.json"
+        result = RemoteAgent(self.daemon, "secure", file)
         await result.publish(card)
         return result
 
@@ -418,7 +422,9 @@ async def _assert_clean(daemon: Sidecar) -> None:
     while any([await daemon.metric(f"a2a_sidecar_{gauge}") for gauge in gauges]):
         assert trio.current_time() < deadline, await daemon.status()
         await trio.sleep(0.05)
-    assert await daemon.metric("a2a_sidecar_internal_errors_total") == 0, daemon.log()
+    defects = [line for line in daemon.log().splitlines() if "internal error" in line]
+    assert defects == []
+    assert await daemon.metric("a2a_sidecar_internal_errors_total") == 0
 
 
 # --- clients ----------------------------------------------------------------------------------

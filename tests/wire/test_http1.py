@@ -516,6 +516,26 @@ async def test_the_end_while_a_large_body_is_written(autojump_clock):
     assert (broken.cause, broken.phase) == (Break.EOF, Phase.SENDING)
 
 
+class Eager(MemoryWire):
+    """A wire that never lets other tasks run when it need not, as one over a socket."""
+
+    async def receive(self) -> bytes:
+        data = self.receive_nowait()
+        return await super().receive() if data is None else data
+
+    async def send(self, data: bytes | memoryview) -> None:
+        self.sends.append(bytes(data))
+
+
+async def test_an_end_that_is_found_before_writing_began_leaves_the_request_unwritten():
+    client = Client()
+    client.theirs.cut()
+    client.ours.__class__ = Eager
+    broken = await client.broken(LARGE)
+    assert (broken.cause, broken.phase, broken.written) == (Break.EOF, Phase.SENDING, False)
+    assert client.ours.sends == []
+
+
 # --- cancellation -----------------------------------------------------------------------------
 
 

@@ -445,7 +445,7 @@ async def test_nothing_follows_a_send_that_was_cancelled(nursery, autojump_clock
         await request.start(200, [], b"first")
         with trio.move_on_after(1):
             await request.send(b"x" * 100_000)
-        with pytest.raises(PeerGone):
+        with trio.fail_after(1), pytest.raises(PeerGone):
             await request.send(b"after")
         seen.append(True)
 

@@ -76,7 +76,8 @@ async def test_look_notices_at_once(nursery, autojump_clock):
     assert facts == [False, True, True, True]
 
 
-async def test_a_stream_notices_at_once(nursery, autojump_clock):
+@pytest.mark.parametrize(("age", "within"), [(0.05, 0), (60, 0.2)])
+async def test_a_stream_notices_at_once(nursery, age, within, autojump_clock):
     async def handler(request: Http1Request) -> None:
         await request.start(200, [])
         await request.half_closed.wait()
@@ -86,11 +87,11 @@ async def test_a_stream_notices_at_once(nursery, autojump_clock):
     ends: list[float] = []
     served = Served(nursery, handler=handler)
     await served.send(GET)
-    await trio.sleep(60)
+    await trio.sleep(age)
     served.client.cut()
     began = trio.current_time()
     await served.ended.wait()
-    assert ends[0] - began <= 0.2
+    assert ends[0] - began <= within
 
 
 async def test_what_comes_while_the_handler_works_is_the_next_request(nursery, autojump_clock):
@@ -271,6 +272,16 @@ async def test_a_drain_closes_idle_connections_and_says_so_on_others(nursery, au
     assert (status, headers["connection"]) == (200, "close")
     assert await busy.closed() == b""
     assert len(connections) == 0
+
+
+async def test_a_drain_closes_what_has_just_become_idle(nursery, autojump_clock):
+    served = Served(nursery, handler=Slow(2))
+    await served.send(GET)
+    await served.answer()
+    served.connections.begin_closing()
+    began = trio.current_time()
+    assert await served.closed() == b""
+    assert trio.current_time() - began == pytest.approx(1, abs=0.3)
 
 
 async def test_room_is_made_by_the_longest_idle_one(nursery, autojump_clock):

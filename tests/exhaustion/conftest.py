@@ -1,0 +1,86 @@
+"""The grid of the proof: runs cells, counts them, and tells which were red."""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING
+
+import pytest
+import trustme
+
+from sidecar.wire.tls import TlsIdentity, make_context
+from tests.exhaustion.cells import run_cell
+from tests.exhaustion.rig import HOSTS, World, record
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from _pytest.terminal import TerminalReporter
+
+    from tests.exhaustion.cells import Cell
+    from tests.exhaustion.rig import Exchange, Recording
+
+_CELLS = pytest.StashKey[int]()
+_ALPN = ("h2", "http/1.1")
+
+
+class Grid:
+    """The cells of one test."""
+
+    def __init__(self, world: World, *, all_cuts: bool) -> None:
+        self.world = world
+        self.all_cuts = all_cuts
+        self.cells = 0
+        self._failures: list[str] = []
+
+    async def record(self, exchange: Exchange) -> Recording:
+        """A clean exchange."""
+        return await record(self.world, exchange)
+
+    async def run(self, cell: Cell) -> None:
+        """Run one cell, and keep what is wrong with it."""
+        self.cells += 1
+        wrong = await run_cell(self.world, cell)
+        if wrong:
+            self._failures.append("\n    ".join((repr(cell), *wrong)))
+
+    def conclude(self) -> None:
+        """Fail if a cell was red."""
+        assert self.cells > 0
+        if self._failures:
+            shown = "\n".join(self._failures[:10])
+            pytest.fail(f"{len(self._failures)} of {self.cells} cells:\n{shown}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """What all cells share. Keys are RSA, whose signatures have one length."""
+    made = World.make()
+    directory: Path = tmp_path_factory.mktemp("exhaustion")
+    authority = trustme.CA(key_type=trustme.KeyType.RSA)
+    certificate = authority.issue_cert(*HOSTS, key_type=trustme.KeyType.RSA)
+    made.ca_file = str(directory / "ca.pem")
+    authority.cert_pem.write_to_path(made.ca_file)
+    for alpn in _ALPN:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        certificate.configure_cert(context)
+        context.set_alpn_protocols([alpn])
+        made.server_contexts[alpn] = context
+        made.client_contexts[alpn] = make_context(TlsIdentity(ca_file=made.ca_file), alpn)
+    return made
+
+
+@pytest.fixture
+def grid(world: World, request: pytest.FixtureRequest) -> Grid:
+    """For one test."""
+    made = Grid(world, all_cuts=request.config.getoption("--all-cuts"))
+    stash = request.config.stash
+    request.addfinalizer(lambda: stash.__setitem__(_CELLS, stash.get(_CELLS, 0) + made.cells))
+    return made
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """How large the proof was."""
+    cells = terminalreporter.config.stash.get(_CELLS, 0)
+    if cells:
+        terminalreporter.write_line(f"exhaustion: {cells} cells")
