@@ -177,8 +177,9 @@ class Daemon:
         self._log.info("draining", seconds=seconds)
         async with trio.open_nursery() as nursery:
             for open_listener in self._listeners.values():
-                open_listener.accepting.cancel()
+                # The admin address stays to the end: `/readyz` has to say 503.
                 if open_listener.config is not None:
+                    open_listener.accepting.cancel()
                     open_listener.reception.retire(seconds)
                     nursery.start_soon(open_listener.reception.ended.wait)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import trio
 
+from sidecar.account import Account
 from sidecar.agent import Unavailable
 from sidecar.core import errors, failover, tenant
 from sidecar.core.convert import InvalidMessage
@@ -80,7 +81,7 @@ Raises CallerGone.
 """
 
 
-def _always() -> bool:
+async def _always() -> bool:
     return True
 
 
@@ -100,9 +101,9 @@ class Forwarder:
         *,
         held: Reservation | None = None,
         breaker: Breaker | None = None,
-        may_go_on: Callable[[], bool] = _always,
+        may_go_on: Callable[[], Awaitable[bool]] = _always,
     ) -> Result:
-        """The answer to a unary call. `may_go_on` is asked before each attempt.
+        """The answer to a unary call. `may_go_on` is asked before each further attempt.
 
         `held` is what the call holds in memory: the reply is charged to it.
 
@@ -125,7 +126,7 @@ class Forwarder:
         *,
         held: Reservation | None = None,
         breaker: Breaker | None = None,
-        may_go_on: Callable[[], bool] = _always,
+        may_go_on: Callable[[], Awaitable[bool]] = _always,
     ) -> Result:
         """Hand each event to `deliver`, and only then take the next; returns how it ended.
 
@@ -150,7 +151,7 @@ class _Passage:
         agent: Agent,
         call: Call,
         held: Reservation | None,
-        may_go_on: Callable[[], bool],
+        may_go_on: Callable[[], Awaitable[bool]],
         forwarder: Forwarder,
     ) -> None:
         self.agent = agent
@@ -158,12 +159,9 @@ class _Passage:
         self.attempts: list[Attempt] = []
         self._held = held
         self._may_go_on = may_go_on
-        self._telemetry = forwarder.telemetry
-        self._log = forwarder.log
-        self._log_calls = forwarder.log_calls
-        self._began = trio.current_time()
-        self._upstream_seconds = 0.0
-        self._attempt_began = self._began
+        self._account = Account(
+            forwarder.telemetry, forwarder.log, agent.name, call, log_calls=forwarder.log_calls
+        )
         self._sent_headers: Headers = []
         self._interface: Interface | None = None
         """Of the attempt under way."""
@@ -191,16 +189,13 @@ class _Passage:
         except CredentialsUnavailable as error:
             return self.finish(self._own_error("CREDENTIALS_UNAVAILABLE", str(error)))
         except trio.Cancelled:
-            self._count_gone("cancelled")
+            self._gone("cancelled")
             raise
         except CallerGone as gone:
-            self._count_gone(gone.reason)
+            self._gone(gone.reason)
             raise
         except Exception as error:
-            self._telemetry.internal_error("forwarder")
-            self._log.error(
-                "internal error", where="forwarder", call=self.call.id, error=repr(error)
-            )
+            self._account.bug(error)
             return self.finish(self._ended_by_bug())
         finally:
             for one in breakers:
@@ -220,7 +215,7 @@ class _Passage:
             request = await self._encoded(interface)
             if request is None:
                 continue
-            if not self._may_begin():
+            if not await self._may_begin():
                 return self._caller_ended("the caller left, or its deadline passed")
             self._begin(interface, request)
             ended = await self.agent.upstream.unary(
@@ -254,7 +249,7 @@ class _Passage:
             request = await self._encoded(interface)
             if request is None:
                 continue
-            if not self._may_begin():
+            if not await self._may_begin():
                 return self._caller_ended("the caller left, or its deadline passed")
             self._begin(interface, request)
             opened = await self.agent.upstream.open_stream(
@@ -273,18 +268,13 @@ class _Passage:
 
     async def _relay(self, stream: UpstreamStream, deliver: Deliver) -> Ended:
         assert self._state is not None  # set where the stream begins
-        first = True
         try:
             event: Reply | Ended = stream.first
             while not isinstance(event, Ended):
                 assert event.payload is not None  # an event without one is an end
                 self._state.see(event.payload)
                 payload = tenant.answer(self.call.operation, event.payload, self.call.tenant)
-                if first:
-                    seconds = trio.current_time() - self._began
-                    self._telemetry.first_event(self.agent.name, self.call.operation.name, seconds)
-                    first = False
-                self._telemetry.stream_event(self.agent.name)
+                self._account.event()
                 await deliver(self._result(payload=payload, headers=stream.headers))
                 event = await stream.receive()
             return event
@@ -312,52 +302,36 @@ class _Passage:
         names = self.agent.credential_headers
         return any(name in names for name, _ in self.call.headers)
 
-    def _may_begin(self) -> bool:
+    async def _may_begin(self) -> bool:
+        """Whether another attempt may begin; the first one always may, for a caller that listens."""
         deadline = self.call.deadline
-        near = deadline is not None and deadline - trio.current_time() < _DEADLINE_MARGIN_SECONDS
-        return not near and self._may_go_on()
+        if deadline is not None and deadline - trio.current_time() < _DEADLINE_MARGIN_SECONDS:
+            return False
+        return not self.attempts or await self._may_go_on()
 
     def _begin(self, interface: Interface, request: Request) -> None:
-        if self.attempts:
-            failed = self.attempts[-1]
-            self._telemetry.failover(
-                self.agent.name, failed.interface.label, interface.label, failed.outcome.result
-            )
-            self._log_ending("failover", failed, to=interface.label)
+        self._account.attempt_began(interface, self.attempts[-1] if self.attempts else None)
         self._interface = interface
         self._progress = Progress()
-        self._attempt_began = trio.current_time()
         self._sent_headers = request.headers
 
-    def _record(self, outcome: Outcome, detail: str = "") -> Attempt:
+    def _record(self, outcome: Outcome, detail: str = "") -> None:
         """The attempt under way has ended."""
         assert self._interface is not None  # an attempt was begun
         now = trio.current_time()
-        self._upstream_seconds += now - self._attempt_began
         attempt = Attempt(interface=self._interface, outcome=outcome, detail=detail, at=now)
-        label = attempt.interface.label
-        if self._progress.redialled:
-            self._telemetry.redial(self.agent.name, label)
         self.attempts.append(attempt)
         self.agent.attempts.append(attempt)
-        self._telemetry.attempt(self.agent.name, label, outcome.result)
+        self._account.attempt_ended(attempt, redialled=bool(self._progress.redialled))
         self._interface = None
-        return attempt
 
     def _settle(self, generation: Generation, index: int, moves: int, ended: Ended) -> Outcome:
         """Judge how the attempt ended, and do what that means for everything but this call."""
         outcome = failover.classify(ended.facts)
-        attempt = self._record(outcome, ended.detail)
+        self._record(outcome, ended.detail)
         advance = outcome.advance
         if outcome.kind is Kind.AMBIGUOUS:
             advance = advance and self.agent.config.advance_on_ambiguous
-            self._telemetry.ambiguous(
-                self.agent.name,
-                self.call.operation.name,
-                attempt.interface.label,
-                str(outcome.phase),
-            )
-            self._log_ending("ambiguous", attempt)
         elif outcome.kind is Kind.ANSWERED:
             self.agent.answered()
             if ended.facts.http_status == 401 or ended.facts.grpc_status == _UNAUTHENTICATED:
@@ -481,7 +455,7 @@ class _Passage:
 
     def limit_reached(self, limit: str) -> Result:
         """The refusal of a call above one of the agent's limits."""
-        self._telemetry.limit(limit)
+        self._account.limit(limit)
         return self._own_error(
             "LIMIT_REACHED",
             f"agent {self.agent.name} has as many calls under way as agents.{self.agent.name}"
@@ -512,30 +486,19 @@ class _Passage:
             counted = _COUNTED_REASONS.get(reason, "rejected")
         return self._result(error=error, outcome=counted)
 
-    # --- counting and logging -----------------------------------------------------------------
+    # --- the end ------------------------------------------------------------------------------
 
     def finish(self, result: Result) -> Result:
         """Count the call by its result."""
-        self._count(result.outcome)
-        if self._log_calls:
-            self._log_call(result)
-        if self._state is not None:
-            self._telemetry.stream_end(self.agent.name, self._stream_end(result))
-        return result
-
-    def _log_call(self, result: Result) -> None:
-        self._log.info(
-            "call",
-            agent=self.agent.name,
-            call=self.call.id,
-            operation=self.call.operation.name,
-            binding=str(self.call.binding),
-            outcome=result.outcome,
+        self._account.call_ended(
+            result.outcome,
             interface=result.interface,
             attempts=result.attempts,
             error=result.error.reason if result.error else "",
-            seconds=round(trio.current_time() - self._began, 4),
         )
+        if self._state is not None:
+            self._account.stream_ended(self._stream_end(result))
+        return result
 
     def _stream_end(self, result: Result) -> str:
         assert self._state is not None  # only asked of streams
@@ -547,43 +510,12 @@ class _Passage:
             return "cancelled"
         return "broken" if result.outcome == "ambiguous" else "error"
 
-    def _count_gone(self, reason: str) -> None:
+    def _gone(self, reason: str) -> None:
+        """Nobody is left to be answered."""
         self._caller_ended("the caller left")
-        self._count("cancelled")
+        self._account.call_ended("cancelled", attempts=len(self.attempts))
         if self._state is not None:
-            self._telemetry.stream_end(self.agent.name, reason)
-
-    def _count(self, outcome: str) -> None:
-        call, agent = self.call, self.agent
-        seconds = trio.current_time() - self._began
-        self._telemetry.request(
-            agent.name, call.operation.name, str(call.binding), outcome, seconds
-        )
-        if not call.operation.streaming:
-            own = max(seconds - self._upstream_seconds, 0.0)
-            self._telemetry.overhead(agent.name, call.operation.name, own)
-
-    def _log_ending(self, event: str, attempt: Attempt, **more: str) -> None:
-        interface, outcome = attempt.interface, attempt.outcome
-        hint = failover.is_not_served(outcome, interface.binding)
-        if hint:
-            more["hint"] = hint
-        if attempt.detail:
-            more["detail"] = attempt.detail
-        self._log.limited(
-            (self.agent.name, interface.label, event, outcome.kind),
-            "warning",
-            event,
-            agent=self.agent.name,
-            call=self.call.id,
-            operation=self.call.operation.name,
-            interface=interface.label,
-            address=interface.address,
-            kind=str(outcome.kind),
-            result=outcome.result,
-            delivered="unknown" if outcome.kind is Kind.AMBIGUOUS else "no",
-            **more,
-        )
+            self._account.stream_ended(reason)
 
 
 # How calls are counted whose error comes from no attempt's ending.

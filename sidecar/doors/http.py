@@ -158,7 +158,7 @@ class HttpDoor(ABC):
                 call,
                 held=held,
                 breaker=self.breaker,
-                may_go_on=lambda: not request.half_closed.is_set(),
+                may_go_on=lambda: _still_there(request),
             )
             if call.operation is GET_EXTENDED_CARD and result.payload is not None:
                 authority = header(request.headers, "host") or ""
@@ -167,6 +167,12 @@ class HttpDoor(ABC):
                 )
             status, content_type, body = reply.unary(result)
             await request.respond(status, reply_headers(result, content_type), body)
+
+
+async def _still_there(request: Http1Request) -> bool:
+    """Whether the client still has its side open."""
+    await request.look()
+    return not request.half_closed.is_set()
 
 
 def no_room() -> ErrorRecord:

@@ -217,6 +217,11 @@ class SocketWire:
                 self._sock.shutdown(socket.SHUT_WR)
             self.abort()
 
+    def half_close(self) -> None:
+        """End our side; the other one can still be read. Raises OSError when it is not connected."""
+        if not self._closed:
+            self._sock.shutdown(socket.SHUT_WR)
+
     def abort(self) -> None:
         """See `Wire.abort`."""
         if not self._closed:

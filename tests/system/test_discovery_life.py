@@ -192,7 +192,9 @@ async def test_a_new_card_is_for_new_calls(world: World, first: Peer, second: Pe
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(call, old)
-        await first.until(lambda state: f'"{old}"' in json.dumps(state["requests"][-1:]).replace("\\", ""))
+        await first.until(
+            lambda state: f'"{old}"' in json.dumps(state["requests"][-1:]).replace("\\", "")
+        )
         await agent.publish(card([("HTTP+JSON", second.urls["HTTP+JSON"])]))
         await call(new)
         assert answers.keys() == {new}
@@ -315,7 +317,9 @@ async def assert_complete(
     errors = [line for line in lines if "error" in line]
     assert [(line["op"], line["error"]["class"]) for line in errors] == [(12, "TaskNotFoundError")]
     results = {line["op"]: line["result"] for line in lines if "result" in line}
-    events = {n: [line["event"] for line in lines if line["op"] == n and "event" in line] for n in (1, 10)}
+    events = {
+        n: [line["event"] for line in lines if line["op"] == n and "event" in line] for n in (1, 10)
+    }
     assert results[0]["task"]["artifacts"][0]["parts"] == [{"text": "hello"}]
     kinds = [next(iter(event)) for event in events[1]]
     assert kinds == ["task", "statusUpdate", "artifactUpdate", "artifactUpdate", "statusUpdate"]
@@ -352,18 +356,23 @@ async def test_sigterm_lets_a_running_call_finish(first: Peer) -> None:
         kept = KeepAlive(daemon.listeners["JSONRPC"], "agent")
         status, headers, _ = await kept.send(message_id())
         assert (status, headers["connection"]) == (200, "keep-alive")
-        gate, id_ = message_id(), message_id()
-        await first.script([{"gate": gate}, "default"])
+        gate, ids = message_id(), [message_id(), message_id()]
+        await first.script(*([[{"gate": gate}, "default"]] * 2))
         answers: list[tuple[int, dict[str, str], Any]] = []
+        grpc_answers: list[Answer] = []
 
         async def call() -> None:
-            answers.append(await kept.send(id_))
+            answers.append(await kept.send(ids[0]))
+
+        async def call_grpc() -> None:
+            grpc_answers.append(await agent.send("GRPC", "hello", ids[1]))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(call)
+            nursery.start_soon(call_grpc)
 
             async def in_flight() -> bool:
-                return await agent.metric("requests_in_flight") == 1
+                return await agent.metric("requests_in_flight") == 2
 
             await has(in_flight)
             daemon.process.signal(signal.SIGTERM)
@@ -382,15 +391,18 @@ async def test_sigterm_lets_a_running_call_finish(first: Peer) -> None:
                 return False
 
             await has(refused)
-            assert answers == []
+            assert not answers
+            assert not grpc_answers
             assert daemon.process.alive
             await first.control("open", {"gate": gate})
         status, headers, body = answers[0]
         assert (status, headers["connection"]) == (200, "close")
         assert body["result"]["task"]["status"]["state"] == "TASK_STATE_COMPLETED"
+        assert text_of(grpc_answers[0], grpc=True) == "hello"
         await kept.aclose()
         assert await daemon.process.wait(5) == 0
-    assert (await first.state())["by_message"][id_] == 1
+    by_message = (await first.state())["by_message"]
+    assert [by_message[id_] for id_ in ids] == [1, 1]
 
 
 async def test_a_stream_that_outlives_the_drain_is_told(first: Peer) -> None:
@@ -404,7 +416,10 @@ async def test_a_stream_that_outlives_the_drain_is_told(first: Peer) -> None:
             daemon.process.signal(signal.SIGTERM)
             last = await events.next()
             assert last.event == "error"
-            assert last.json()["error"]["data"][0]["reason"] == "DRAINING"
+            error = last.json()["error"]
+            assert error["data"][0]["metadata"]["delivered"] == "unknown"
+            assert error["data"][0]["metadata"]["task"] == "task-9"
+            assert "stops" in error["message"]
             with pytest.raises(StopAsyncIteration):
                 await events.next()
         assert await daemon.process.wait(5) == 0

@@ -266,7 +266,9 @@ async def test_an_agent_that_is_disabled_says_so_on_every_binding(world: World) 
     for binding in BINDINGS:
         answer = await sleeping.send(binding)
         assert (answer.reason, answer.delivered) == ("AGENT_DISABLED", "no")
-        assert answer.status == {"JSONRPC": 200, "HTTP+JSON": 503, "GRPC": GRPC_UNAVAILABLE}[binding]
+        assert (
+            answer.status == {"JSONRPC": 200, "HTTP+JSON": 503, "GRPC": GRPC_UNAVAILABLE}[binding]
+        )
     assert (await sleeping.status())["enabled"] is False
     assert (await sleeping.fetch_card()).status == 502
 

@@ -268,9 +268,7 @@ async def test_a_refused_connection_costs_the_caller_nothing(
     world: World, second: Peer, binding: str
 ) -> None:
     nobody = f"http://127.0.0.1:{free_port()}/rpc"
-    agent = await world.agent(
-        card([("JSONRPC", nobody), ("HTTP+JSON", second.urls["HTTP+JSON"])])
-    )
+    agent = await world.agent(card([("JSONRPC", nobody), ("HTTP+JSON", second.urls["HTTP+JSON"])]))
     id_ = message_id()
     answer = await agent.send(binding, "hello", id_)
     assert text_of(answer, grpc=binding == "GRPC") == "hello"
@@ -287,7 +285,10 @@ async def test_a_wrong_endpoint_is_left_for_the_next(
     world: World, first: Peer, second: Peer, status: int
 ) -> None:
     """What a web server says that does not know the address, as HTML: nobody took the call."""
-    for binding, url in (("JSONRPC", first.urls["JSONRPC"]), ("HTTP+JSON", first.urls["HTTP+JSON"])):
+    for binding, url in (
+        ("JSONRPC", first.urls["JSONRPC"]),
+        ("HTTP+JSON", first.urls["HTTP+JSON"]),
+    ):
         page = {"status": status, "headers": [["content-type", "text/html"]], "body": "<html>"}
         await first.script({"reply": page})
         agent = await world.agent(card([(binding, url), ("JSONRPC", second.urls["JSONRPC"])]))

@@ -37,7 +37,9 @@ async def test_ten_mebibytes_cross_both_ways(world: World, sdk: Peer, upstream: 
 
     async with agent.stream("JSONRPC", f"big {TEN_MIB}") as events:
         found = [event.json()["result"] async for event in events]
-    (artifact,) = [event["artifactUpdate"]["artifact"] for event in found if "artifactUpdate" in event]
+    (artifact,) = [
+        event["artifactUpdate"]["artifact"] for event in found if "artifactUpdate" in event
+    ]
     assert base64.b64decode(artifact["parts"][0]["raw"]) == CONTENT
 
 

@@ -242,9 +242,7 @@ async def rest_of(events: EventStream) -> list[SseEvent]:
 
 
 @pytest.mark.parametrize("binding", BINDINGS)
-async def test_a_stream_is_not_tried_elsewhere(
-    world: World, second: Peer, binding: str
-) -> None:
+async def test_a_stream_is_not_tried_elsewhere(world: World, second: Peer, binding: str) -> None:
     """Not even when nobody was there to take it; but the next call knows."""
     nobody = f"http://127.0.0.1:{free_port()}"
     agent = await world.agent(card([("JSONRPC", nobody), ("JSONRPC", second.urls["JSONRPC"])]))
@@ -349,7 +347,9 @@ async def test_an_answer_to_a_stream_that_is_an_error_is_passed_on(
         card([(upstream, sdk.urls[upstream]), ("JSONRPC", sdk.urls["JSONRPC"])])
     )
     params = {"jsonrpc": "2.0", "id": 3, "method": "SubscribeToTask", "params": {"id": "nowhere"}}
-    async with world.daemon.stream("SubscribeToTask", {"id": "nowhere"}, 3, agent=agent.name) as sse:
+    async with world.daemon.stream(
+        "SubscribeToTask", {"id": "nowhere"}, 3, agent=agent.name
+    ) as sse:
         (event,) = await rest_of(sse)
     assert params["id"] == event.json()["id"]
     assert event.json()["error"]["code"] == -32001

@@ -259,9 +259,7 @@ class RemoteAgent:
             self.daemon.port("GRPC"), method, request, metadata=metadata, seconds=seconds
         )
         body = result.messages[0] if result.messages else b""
-        return grpc_answer(
-            result.code, result.message, {**result.headers, **result.trailers}, body
-        )
+        return grpc_answer(result.code, result.message, {**result.headers, **result.trailers}, body)
 
     @asynccontextmanager
     async def stream(
@@ -309,7 +307,7 @@ class RemoteAgent:
         wanted = labels.items()
         return sum(value for have, value in await self._samples(name) if wanted <= have.items())
 
-    async def failovers(self) -> dict[tuple[str, str, str], float]:
+    async def failovers(self) -> dict[tuple[str, ...], float]:
         """``failovers_total`` by (from, to, reason)."""
         return await self.by("failovers_total", "from_interface", "to_interface", "reason")
 
@@ -387,7 +385,9 @@ def running_world(tls: TlsFiles) -> Iterator[World]:
         agents: dict[str, Any] = {name: {"card": file} for name, file in files.items()}
         agents["secure"]["tls"] = {"ca_file": tls.ca}
         agents["sleeping"]["enabled"] = False
-        extra = f'[[listeners]]\naddress = {toml(f"unix:{directory}/app.sock")}\nbinding = "JSONRPC"'
+        extra = (
+            f'[[listeners]]\naddress = {toml(f"unix:{directory}/app.sock")}\nbinding = "JSONRPC"'
+        )
         text = config_text(agents, extra)
         (directory / "config.toml").write_text(text, "utf-8")
         argv = [sys.executable, "-m", "sidecar", "run", "--config", str(directory / "config.toml")]
