@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from sidecar.config import AgentConfig, Limits
+    from sidecar.config import AgentConfig, Limits, PublishConfig
     from sidecar.core.types import Attempt, Interface
     from sidecar.discovery import FetchedCard
     from sidecar.logs import Log
@@ -471,7 +471,7 @@ class Agent:
             self._log.warning("card contradicts itself", agent=self.name, how=card.contradiction)
 
 
-def identity_of(config: AgentConfig) -> TlsIdentity:
+def identity_of(config: AgentConfig | PublishConfig) -> TlsIdentity:
     """How an agent is verified over TLS, and who we are to it."""
     tls = config.tls
     return TlsIdentity(

@@ -75,6 +75,21 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
 
+    publish = commands.add_parser(
+        "publish",
+        help="serve a card only while its agent is as the card says",
+        description="Serves the cards of the [publish.NAME] tables, and 503 with the reasons while"
+        " something that they declare is not served.",
+    )
+    publish.add_argument("names", metavar="NAME", nargs="*", help="a table (default: all of them)")
+    publish.add_argument(
+        "--config",
+        metavar="FILE",
+        default=_DEFAULT_CONFIG,
+        help="the configuration (default: %(default)s)",
+    )
+    publish.set_defaults(run=_publish)
+
     send = commands.add_parser("send", help="send one message through a running sidecar")
     send.add_argument("text", help="the message's text")
     send.add_argument("--agent", metavar="NAME", help="which agent, when there are several")
@@ -236,6 +251,27 @@ def _check_card(options: argparse.Namespace) -> int:
             ca_file=options.ca_file,
         )
     )
+
+
+def _publish(options: argparse.Namespace) -> int:
+    import trio  # noqa: PLC0415
+
+    from sidecar.credentials import CredentialsUnavailable  # noqa: PLC0415
+    from sidecar.listener import BindError  # noqa: PLC0415
+    from sidecar.publish import Publisher  # noqa: PLC0415
+
+    loaded = config.load(options.config)
+    unknown = [name for name in options.names if name not in loaded.publish]
+    if unknown or not loaded.publish:
+        what = ", ".join(f"[publish.{name}]" for name in unknown) or "[publish.NAME]"
+        print(f"a2a-sidecar publish: {options.config} has no table {what}", file=sys.stderr)
+        return _FAILED
+    try:
+        trio.run(Publisher(loaded, options.names).run)
+    except (BindError, CredentialsUnavailable) as error:
+        print(f"a2a-sidecar: {error}", file=sys.stderr)
+        return _FAILED
+    return 0
 
 
 def _send(options: argparse.Namespace) -> int:

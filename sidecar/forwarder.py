@@ -201,36 +201,17 @@ class _Passage:
             for one in breakers:
                 one.discard(scope)
 
-    # --- unary --------------------------------------------------------------------------------
+    # --- through the candidates ---------------------------------------------------------------
 
     async def unary(self) -> Result:
         """Try the candidates until one answers or an ending stops the call."""
-        try:
-            generation = await self.agent.ready()
-        except Unavailable as error:
-            return self._own_error(error.reason, str(error))
-        turn = failover.Turn(generation.selection)
-        while (index := turn.next()) is not None:
-            interface = generation.candidates[index]
-            request = await self._encoded(interface)
-            if request is None:
-                continue
-            if not await self._may_begin():
-                return self._caller_ended("the caller left, or its deadline passed")
-            self._begin(interface, request)
-            ended = await self.agent.upstream.unary(
+
+        async def attempt(interface: Interface, request: Request) -> Ended:
+            return await self.agent.upstream.unary(
                 interface, self.call, request, self._progress, self._held
             )
-            outcome = self._settle(generation, index, turn.moves, ended)
-            if outcome.kind is Kind.ANSWERED:
-                return self._answer(ended)
-            if not failover.TABLE[outcome.kind].next_candidate:
-                return self._surface(generation, ended, outcome)
-            if outcome.refusal:
-                self._refusals.append(self._answer(ended))
-        return self._exhausted(generation)
 
-    # --- streams ------------------------------------------------------------------------------
+        return await self._through(attempt, lambda kind: failover.TABLE[kind].next_candidate)
 
     async def stream(self, deliver: Deliver) -> Result:
         """Open the stream on the current candidate and relay it; never replayed.
@@ -239,6 +220,24 @@ class _Passage:
         the next candidate.
         """
         self._state = StreamState()
+
+        async def attempt(interface: Interface, request: Request) -> Ended:
+            opened = await self.agent.upstream.open_stream(
+                interface, self.call, request, self._progress, self._held
+            )
+            return opened if isinstance(opened, Ended) else await self._relay(opened, deliver)
+
+        dial_failover = self.agent.config.stream_dial_failover
+        return await self._through(
+            attempt, lambda kind: dial_failover and kind is Kind.NOT_DELIVERED
+        )
+
+    async def _through(
+        self,
+        attempt: Callable[[Interface, Request], Awaitable[Ended]],
+        goes_on: Callable[[Kind], bool],
+    ) -> Result:
+        """One attempt after another, as long as their endings say that the call goes on."""
         try:
             generation = await self.agent.ready()
         except Unavailable as error:
@@ -252,17 +251,13 @@ class _Passage:
             if not await self._may_begin():
                 return self._caller_ended("the caller left, or its deadline passed")
             self._begin(interface, request)
-            opened = await self.agent.upstream.open_stream(
-                interface, self.call, request, self._progress, self._held
-            )
-            ended = opened if isinstance(opened, Ended) else await self._relay(opened, deliver)
+            ended = await attempt(interface, request)
             outcome = self._settle(generation, index, turn.moves, ended)
             if outcome.kind is Kind.ANSWERED:
                 return self._answer(ended)
-            again = self.agent.config.stream_dial_failover and outcome.kind is Kind.NOT_DELIVERED
-            if outcome.refusal and len(generation.candidates) == 1:
-                return self._answer(ended)  # what every interface says is the agent's own answer
-            if not again:
+            if outcome.refusal:
+                self._refusals.append(self._answer(ended))
+            if not goes_on(outcome.kind):
                 return self._surface(generation, ended, outcome)
         return self._exhausted(generation)
 
@@ -408,13 +403,17 @@ class _Passage:
             if result.error is not None and self._invalid == len(self._passed_over):
                 result.error = errors.as_invalid_params(result.error)
             return result
+        return self._not_delivered(generation)
+
+    def _not_delivered(self, generation: Generation) -> Result:
+        """None of the candidates that were tried took the call.
+
+        What every interface says is the agent's own answer: the first one's is returned.
+        """
         if len(self._refusals) == len(generation.candidates):
             first = self._refusals[0]
             first.attempts = len(self.attempts)
             return first
-        return self._not_delivered(generation)
-
-    def _not_delivered(self, generation: Generation) -> Result:
         exhausted = len(self.attempts) == len(generation.candidates)
         if exhausted and any(one.outcome.kind is Kind.NOT_DELIVERED for one in self.attempts):
             self.agent.ask_refresh(generation)

@@ -16,9 +16,10 @@ import trio
 
 from sidecar import __version__
 from sidecar.admin import Admin
-from sidecar.agent import tls_identity
+from sidecar.agent import identity_of
 from sidecar.card_check import CheckOptions, Verdict, check_card
-from sidecar.config import SystemdAddress, UnixAddress
+from sidecar.config import SystemdAddress, TcpAddress, UnixAddress
+from sidecar.config_values import is_loopback
 from sidecar.core import errors
 from sidecar.core.address_map import AddressMap
 from sidecar.core.card import CardError
@@ -46,7 +47,7 @@ from sidecar.wire.net import Dialer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from sidecar.config import Config, PublishConfig
+    from sidecar.config import Address, Config, PublishConfig
     from sidecar.core.types import Headers
     from sidecar.wire.http1_server import Http1Request
 
@@ -87,7 +88,7 @@ class Guard:
         self._dialer = dialer
         self._telemetry = telemetry
         self._log = log
-        self._identity = tls_identity(config.tls)
+        self._identity = identity_of(config)
         self._credentials = Credentials(
             config.auth,
             client=lambda: client(dialer, identity=self._identity, permit=lambda _: ""),
@@ -205,8 +206,6 @@ class PublishDoor(Admin):
         headers: Headers = [
             ("etag", published.etag),
             ("cache-control", f"max-age={int(seconds)}"),
-            # The card is public, and web pages may read it.
-            ("access-control-allow-origin", "*"),
         ]
         if is_current(header(request.headers, "if-none-match"), published.etag):
             await request.respond(304, headers, b"")
@@ -333,7 +332,7 @@ class Publisher:
             await trio.sleep(seconds)
 
 
-def is_local_address(address: object) -> bool:
+def is_local_address(address: Address) -> bool:
     """Whether only this machine reaches a configured address."""
     if isinstance(address, UnixAddress):
         return True

@@ -33,6 +33,7 @@ OUTCOMES: frozenset[str] = frozenset(
     {"ok", "agent_error", "not_delivered", "ambiguous", "cancelled", "rejected"}
 )
 CARD_RESULTS: frozenset[str] = frozenset({"fetched", "not_modified", "error", "rejected"})
+PUBLISH_RESULTS: frozenset[str] = frozenset({"served", "not_served", "unknown", "error"})
 STREAM_ENDS: frozenset[str] = frozenset(
     {"completed", "unfinished", "cancelled", "broken", "error", "stalled", "drained"}
 )
@@ -184,6 +185,16 @@ class Telemetry:
         self._stream_ends = counter("stream_ends", "Streams by how they ended.", "agent", "reason")
         self._stream_events = counter("stream_events", "Events forwarded.", "agent")
 
+        self._publish_checks = counter(
+            "publish_checks", "Checks of published cards.", "agent", "result"
+        )
+        self._published = Gauge(
+            f"{PREFIX}publish_check_success",
+            "1 while the card is served, else 0.",
+            ["agent"],
+            registry=self._registry,
+        )
+
         self._limits = self._unlabelled_agent("limit_rejections", "Refused at a limit.", "limit")
         self._internal = self._unlabelled_agent("internal_errors", "Defects caught.", "where")
         self._log_dropped = Counter(
@@ -292,6 +303,11 @@ class Telemetry:
     def card_contradiction(self, agent: str) -> None:
         """A card contradicts itself on the binding of its url."""
         self._contradictions[agent,].inc()
+
+    def publish_check(self, agent: str, result: str) -> None:
+        """A check of a published card has ended; `result` is one of `PUBLISH_RESULTS`."""
+        self._publish_checks[agent, result].inc()
+        self._published.labels(agent).set(result == "served")
 
     # --- the process --------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class CardDesk:
         headers: Headers = [("etag", etag), ("cache-control", f"max-age={agent.card_max_age:.0f}")]
         if agent.card_last_modified:
             headers.append(("last-modified", agent.card_last_modified))
-        if _is_current(request, etag):
+        if is_current(header(request.headers, "if-none-match"), etag):
             await request.respond(304, headers, b"")
         else:
             await request.respond(200, [("content-type", JSON_TYPE), *headers], body)
@@ -126,8 +126,7 @@ def _served(place: Place, agent: str, authority: str) -> Served | None:
     return Served(place.binding, f"{'https' if place.tls else 'http'}://{authority}{path}")
 
 
-def _is_current(request: Http1Request, etag: str) -> bool:
-    """Whether the client has this very representation (RFC 9110 13.1.2, weak comparison)."""
-    sent = header(request.headers, "if-none-match") or ""
-    tags = {tag.strip().removeprefix("W/") for tag in sent.split(",")}
+def is_current(sent: str | None, etag: str) -> bool:
+    """Whether a client that sent this If-None-Match has the representation (RFC 9110 13.1.2)."""
+    tags = {tag.strip().removeprefix("W/") for tag in (sent or "").split(",")}
     return "*" in tags or etag in tags

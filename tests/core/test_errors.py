@@ -654,7 +654,12 @@ def attempts(count, host="agent.example"):
 
 BIG = [
     errors.own(
-        "NOT_DELIVERED", "m" * 9000, agent="weather", call="c", attempts=attempts(16, "h" * 250)
+        "NOT_DELIVERED",
+        "m" * 9000,
+        agent="weather",
+        call="c",
+        attempts=attempts(16, "h" * 250),
+        metadata={"task": "t" * 300},
     ),
     errors.own("DELIVERY_UNKNOWN", "é%\n" * 700, delivered="unknown", attempts=attempts(16)),
     jsonrpc_error(
@@ -667,6 +672,7 @@ BIG = [
     jsonrpc_error(
         dumps({"code": -32001, "message": "m", "data": [info("X", "y" * 9000), {"@type": "z"}]}), []
     ),
+    read_grpc(5, "m" * 1500, grpc_details(5, "m" * 1500, info("TASK_NOT_FOUND")), [])[0],
     read_grpc(5, "m" * 9000, grpc_details(5, "m" * 9000, info("TASK_NOT_FOUND")), [])[0],
     read_grpc(5, "m", grpc_details(5, "m", info("TASK_NOT_FOUND", metadata={"k": "v" * 9000})), [])[
         0
@@ -695,11 +701,20 @@ def test_attempts_are_cut_first_and_the_error_says_so():
     assert status_pb2.Status.FromString(to_grpc(record)[2]).details[0].Unpack(first)
 
     kept = [key for key in first.metadata if key.startswith("attempt-")]
-    assert {"agent", "call", "delivered"} < set(first.metadata)
+    assert {"agent", "call", "delivered", "task"} < set(first.metadata)
+    assert kept == [f"attempt-{n}" for n in range(1, len(kept) + 1)]
     assert int(first.metadata["left-out"]) == 16 - len(kept)
     whole = json.loads(to_jsonrpc(record))["data"][0]["metadata"]
     assert sum(key.startswith("attempt-") for key in whole) == 16
     assert whole["attempt-2"] == f"1-grpc {'h' * 250}:443 not_delivered dial"
+
+
+def test_of_an_agents_metadata_the_longest_goes_first():
+    metadata = {"a": "x" * 1500, "b": "x" * 1000, "c": "x" * 600}
+    record, _ = read(Binding.HTTP_JSON, ERROR_BY_CODE[-32602], metadata=metadata)
+
+    del metadata["a"]
+    assert seen_by(Binding.GRPC, record)[2] == metadata | {"left-out": "1"}
 
 
 @given(st.text(max_size=1500))

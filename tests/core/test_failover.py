@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sidecar.core.failover import (
     RESULTS,
@@ -338,18 +338,12 @@ class Machine(RuleBasedStateMachine):
     is the current one, and no move happened since its attempt began.
     """
 
-    def __init__(self):
-        super().__init__()
-        self.count = 1
-        self.selection = Selection(1)
-        self.history = [0]  # current, after each move
-        self.calls: list[dict[str, Any]] = []
-
-    @precondition(lambda self: not self.calls and len(self.history) == 1)
-    @rule(count=st.integers(1, 5))
+    @initialize(count=st.integers(1, 4))
     def card(self, count):
         self.count = count
         self.selection = Selection(count)
+        self.history = [0]  # current, after each move
+        self.calls: list[dict[str, Any]] = []
 
     @rule()
     def call(self):
@@ -416,6 +410,14 @@ def test_a_late_failure_moves_nothing_even_after_a_whole_round():
 
     assert selection.current == 0
     assert not selection.advance(0, late.moves)
+
+
+def test_each_attempt_takes_the_count_afresh():
+    selection = Selection(3)
+    turn = Turn(selection)
+
+    assert [fails(selection, turn), fails(selection, turn)] == [True, True]
+    assert selection.current == 2
 
 
 def test_a_call_goes_on_behind_its_own_failure_wherever_the_selection_is():

@@ -82,6 +82,7 @@ def test_the_push_configuration_of_a_send_has_the_tenant_of_its_hop(name, form):
         '{"taskPushNotificationConfig":{"ten\\u0061nt":"evil"}}',
         '{"taskPushNotificationConfig":{"tenant":"evil"},"task_push_notification_config":{"tenant":"evil"}}',
         '{"task\\u0050ushNotificationConfig":{"tenant":"evil"}}',
+        '{"taskPushNotificationC\\u006fnfig":{"tenant":"evil"}}',
     ],
 )
 @pytest.mark.parametrize("member", ['"configuration"', '"c\\u006f\\u006efiguration"'])

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 KERNEL_SECONDS: Final = 120.0
 """TCP_USER_TIMEOUT: bytes that the other side does not take end the connection."""
 
-GARBAGE: Final = b"\xff\x00" * 1024
-"""More than any message still lacks, and text in no encoding."""
+GARBAGE: Final = b"\1\0\0\0" + b"\xff\0" * 1024
+"""More than any message still lacks, text in no encoding, and no length above a limit."""
 
 
 class Way(enum.Enum):
