@@ -8,8 +8,7 @@ and logged, the caller told.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -18,8 +17,9 @@ from sidecar.agent import Unavailable
 from sidecar.core import errors, failover, tenant
 from sidecar.core.convert import InvalidMessage
 from sidecar.core.stream_state import StreamState
-from sidecar.core.types import Attempt, Kind, Payload, Phase
+from sidecar.core.types import Attempt, Kind, Phase
 from sidecar.credentials import CredentialsUnavailable
+from sidecar.result import CallerGone, Result
 from sidecar.upstream import Ended
 from sidecar.wire.exchange import Progress
 
@@ -30,55 +30,24 @@ if TYPE_CHECKING:
     from sidecar.breaker import Breaker
     from sidecar.budget import Reservation
     from sidecar.core.spec import Binding
-    from sidecar.core.types import Call, ErrorRecord, Headers, Interface, Outcome, Reply, Request
+    from sidecar.core.types import (
+        Call,
+        ErrorRecord,
+        Headers,
+        Interface,
+        Outcome,
+        Payload,
+        Reply,
+        Request,
+    )
     from sidecar.logs import Log
+    from sidecar.result import Deliver
     from sidecar.telemetry import Telemetry
     from sidecar.upstream import UpstreamStream
 
 # No attempt begins this close to the caller's deadline.
 _DEADLINE_MARGIN_SECONDS = 0.05
 _UNAUTHENTICATED = 16
-
-
-@dataclass(slots=True, kw_only=True)
-class Result:
-    """What a call comes to: a payload, an error, or (both None) the clean end of a stream."""
-
-    payload: Payload | None = None
-    error: ErrorRecord | None = None
-    headers: Headers = field(default_factory=list)
-    """Of the agent, for the application."""
-    interface: str = ""
-    """Label of the interface that answered or failed last, '' when none was tried."""
-    attempts: int = 0
-    outcome: str = "ok"
-    """Label `outcome` of requests_total."""
-
-    @property
-    def all_headers(self) -> Headers:
-        """The agent's headers, and how the answer was reached."""
-        made = [*self.headers, ("a2a-sidecar-attempts", str(self.attempts))]
-        if self.interface:
-            made.append(("a2a-sidecar-interface", self.interface))
-        if self.error is not None and self.error.delivered:
-            made.append(("a2a-sidecar-delivered", self.error.delivered))
-        return made
-
-
-class CallerGone(Exception):
-    """The caller takes no more: raised by `Deliver`."""
-
-    def __init__(self, reason: str = "cancelled") -> None:
-        super().__init__(reason)
-        self.reason = reason
-        """Label `reason` of stream_ends_total: ``cancelled`` or ``stalled``."""
-
-
-Deliver: TypeAlias = "Callable[[Result], Awaitable[None]]"
-"""Takes one stream event (a `Result` with its payload) and returns when it is written.
-
-Raises CallerGone.
-"""
 
 
 async def _always() -> bool:

@@ -20,7 +20,7 @@ from sidecar.core.spec import (
 )
 from sidecar.core.types import Call, Form, Payload, header
 from sidecar.doors.http import HttpDoor, error_headers, no_room
-from sidecar.forwarder import CallerGone
+from sidecar.result import CallerGone
 from sidecar.wire.http2_server import StreamGone
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sidecar.doors.cards import Place
     from sidecar.doors.entry import Entry
     from sidecar.doors.http import House
-    from sidecar.forwarder import Result
+    from sidecar.result import Result
     from sidecar.wire.http1_server import Http1Request
     from sidecar.wire.http2_server import ServerStream
 

@@ -15,7 +15,7 @@ from sidecar.core.http_common import JSON_TYPE, SSE_TYPE
 from sidecar.core.spec import GET_EXTENDED_CARD, Binding
 from sidecar.core.sse import SSE_COMMENT, sse_event
 from sidecar.core.types import Call, header
-from sidecar.forwarder import CallerGone
+from sidecar.result import CallerGone
 from sidecar.wire.http1_server import BodyTooLarge, PeerGone, Stalled
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from sidecar.core.types import ErrorRecord, Headers, Payload
     from sidecar.doors.cards import CardDesk, Place
     from sidecar.doors.entry import Entry
-    from sidecar.forwarder import Deliver, Forwarder, Result
+    from sidecar.forwarder import Forwarder
+    from sidecar.result import Deliver, Result
     from sidecar.wire.http1_server import Http1Request
 
 

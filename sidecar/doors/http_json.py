@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sidecar.agent import Agent
     from sidecar.budget import Reservation
     from sidecar.core.types import ErrorRecord, Headers, Payload
-    from sidecar.forwarder import Result
+    from sidecar.result import Result
     from sidecar.wire.http1_server import Http1Request
 
 # Section 11.1 of 1.0.1; errors stay application/json, the only type that all clients decode.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sidecar.budget import Reservation
     from sidecar.core.jsonrpc import Inbound
     from sidecar.core.types import ErrorRecord, Headers, Payload
-    from sidecar.forwarder import Result
+    from sidecar.result import Result
     from sidecar.wire.http1_server import Http1Request
 
 # JSON-RPC clients drop the body of any other status; these three mean something to them (3.8).

@@ -27,7 +27,7 @@ from tests.exhaustion.rig import (
 
 if TYPE_CHECKING:
     from sidecar.core.spec import Binding
-    from sidecar.forwarder import Result
+    from sidecar.result import Result
     from tests.exhaustion.rig import Recording, World
 
 PATIENCE_SECONDS: Final = 2000.0

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sidecar.core.spec import Operation
-    from sidecar.forwarder import Result
+    from sidecar.result import Result
     from sidecar.wire.http2_pool import Http2Pool
     from sidecar.wire.net import Permit
     from sidecar.wire.tls import TlsIdentity
