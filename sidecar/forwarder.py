@@ -359,7 +359,10 @@ class _Passage:
             tried = errors.describe(self.attempts[-1])
             message = f"the stream of task {self._state.task_id} broke off ({tried})"
         return self._own_error(
-            "DELIVERY_UNKNOWN", message, outcome=outcome, kept_status=_kept_status(ended)
+            "DELIVERY_UNKNOWN",
+            message,
+            outcome=outcome,
+            kept_status=errors.kept_status(ended.facts),
         )
 
     def _exhausted(self, generation: Generation) -> Result:
@@ -492,13 +495,3 @@ _COUNTED_REASONS: dict[str, str] = {
     "CARD_UNAVAILABLE": "not_delivered",
     "NO_ELIGIBLE_INTERFACE": "not_delivered",
 }
-
-
-def _kept_status(ended: Ended) -> tuple[Binding, int] | None:
-    """The status that an agent gave with an ambiguous failure."""
-    facts = ended.facts
-    if facts.grpc_status:
-        return facts.binding, facts.grpc_status
-    if facts.http_status is not None and facts.http_status >= 500:
-        return facts.binding, facts.http_status
-    return None

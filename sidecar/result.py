@@ -44,7 +44,7 @@ class CallerGone(Exception):
         """Label `reason` of stream_ends_total: ``cancelled`` or ``stalled``."""
 
 
-Deliver: TypeAlias = "Callable[[Result], Awaitable[None]]"
+Deliver: TypeAlias = Callable[[Result], Awaitable[None]]
 """Takes one stream event (a `Result` with its payload) and returns when it is written.
 
 Raises CallerGone.

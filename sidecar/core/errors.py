@@ -28,7 +28,7 @@ from sidecar.core.error_details import (
     typed_objects,
 )
 from sidecar.core.spec import Binding, ErrorType
-from sidecar.core.types import Attempt, ErrorRecord, Headers, header
+from sidecar.core.types import Attempt, ErrorRecord, Facts, Headers, header
 
 # Headers of an error that mean something to a client.
 _ERROR_HEADERS = ("retry-after", "www-authenticate")
@@ -90,6 +90,15 @@ def own(
         delivered=delivered,
         kept_status=kept_status,
     )
+
+
+def kept_status(facts: Facts) -> tuple[Binding, int] | None:
+    """The status that an agent gave with an ambiguous failure: the same binding keeps it."""
+    if facts.grpc_status:
+        return facts.binding, facts.grpc_status
+    if facts.http_status is not None and facts.http_status >= 500:
+        return facts.binding, facts.http_status
+    return None
 
 
 def describe(attempt: Attempt) -> str:
