@@ -6,11 +6,10 @@ and report what they saw; a background task fetches the card, once at a time and
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -285,33 +284,6 @@ class Agent:
             return {}
         return {i.label: self._connections.count(i) for i in self.generation.candidates}
 
-    def status(self) -> dict[str, Any]:
-        """The agent for `/status` and people."""
-        card = self.generation.card if self.generation else self.rejected
-        age = self.card_age
-        return {
-            "card": self.config.card,
-            "enabled": self.config.enabled,
-            "current": self.current,
-            "candidates": [_shown(interface) for interface in card.candidates] if card else [],
-            "ineligible": [
-                {
-                    "position": entry.position,
-                    "binding": entry.binding,
-                    "url": entry.url,
-                    "reason": entry.reason,
-                }
-                for entry in (card.ineligible if card else ())
-            ],
-            "card_age_seconds": None if age is None else round(age, 3),
-            "card_sha256": hashlib.sha256(card.data).hexdigest() if card else None,
-            "card_error": self.fetch_error or None,
-            "contradiction": (card.contradiction or None) if card else None,
-            "in_flight": self.in_flight,
-            "streams": self.streams,
-            "attempts": [_attempt(attempt) for attempt in self.attempts],
-        }
-
     def take_over(self, old: Agent) -> None:
         """Begin with the card of the same agent under an older configuration, if it is the same.
 
@@ -500,25 +472,3 @@ def policy_of(
         own_addresses=own_addresses,
         credentials_configured=config.has_credentials,
     )
-
-
-def _shown(interface: Interface) -> dict[str, Any]:
-    return {
-        "interface": interface.label,
-        "binding": str(interface.binding),
-        "url": interface.url,
-        "version": str(interface.version),
-        "tenant": interface.tenant or None,
-        "tls": interface.tls,
-        "assumed": interface.assumed,
-    }
-
-
-def _attempt(attempt: Attempt) -> dict[str, Any]:
-    return {
-        "interface": attempt.interface.label,
-        "address": attempt.interface.address,
-        "kind": str(attempt.outcome.kind),
-        "result": attempt.outcome.result,
-        "seconds_ago": round(trio.current_time() - attempt.at, 3),
-    }

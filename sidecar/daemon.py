@@ -13,6 +13,7 @@ import trio
 from sidecar import __version__, config
 from sidecar.admin import Admin
 from sidecar.agent import Agent
+from sidecar.agent_view import view
 from sidecar.budget import Budget
 from sidecar.config import ConfigError, SystemdAddress, TcpAddress
 from sidecar.core.door import host_of
@@ -113,7 +114,7 @@ class Daemon:
                 {"address": str(place.address), "binding": str(place.binding)}
                 for place in self._places()
             ],
-            "agents": {name: agent.status() for name, agent in self._agents.items()},
+            "agents": {name: view(agent) for name, agent in self._agents.items()},
         }
 
     # --- life ---------------------------------------------------------------------------------

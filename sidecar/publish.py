@@ -45,7 +45,7 @@ from sidecar.wire.fetch import client
 from sidecar.wire.net import Dialer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from sidecar.config import Address, Config, PublishConfig
     from sidecar.core.types import Headers
@@ -261,7 +261,7 @@ class Publisher:
             "publish": {guard.name: guard.status() for guard in self.guards},
         }
 
-    async def run(self, *, on_ready: Callable[[list[str]], None] | None = None) -> None:
+    async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises BindError and CredentialsUnavailable at once."""
         try:
             for guard in self.guards:
@@ -275,8 +275,6 @@ class Publisher:
                 places = [str(listener.address) for listener in listeners]
                 self._log.info("started", version=__version__, publish=",".join(places))
                 self._notifier.ready(f"serving at {', '.join(places)}")
-                if on_ready is not None:
-                    on_ready(places)
                 await self._end()
                 nursery.cancel_scope.cancel()
             self._log.info("stopped")

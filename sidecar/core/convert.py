@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from sidecar._pb import a2a_pb2
-from sidecar.core import protojson
+from sidecar.core import protojson, protojson_write
 from sidecar.core.protojson import InvalidMessage, NotRepresentable
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def proto_to_json(message: str, data: bytes) -> bytes:
         InvalidMessage: they do not decode, or hold what JSON has no word for (NaN, infinity, a
             timestamp that is out of range).
     """
-    printed = protojson.write(_parse(message, data))
+    printed = protojson_write.write(_parse(message, data))
     return msgspec.json.encode(_ALWAYS_PRESENT.get(message, {}) | printed)
 
 
@@ -226,7 +226,7 @@ def _print_detail(detail: AnyMessage) -> bytes:
         except (DecodeError, json_format.Error):
             printed = None
     if printed is None:
-        printed = {"value": protojson.write_bytes(detail.value)}
+        printed = {"value": protojson_write.write_bytes(detail.value)}
     return msgspec.json.encode({"@type": detail.type_url} | printed)
 
 

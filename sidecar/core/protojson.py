@@ -1,7 +1,7 @@
-"""ProtoJSON values ↔ protobuf messages: readers and writers made from descriptors.
+"""ProtoJSON values into protobuf messages: the readers, made from descriptors.
 
 `sidecar.core.convert` is the counterpart that knows bytes and A2A; here are the rules of each field
-type. Readers and writers are built once per message type. protobuf's own `json_format` is not used
+type, and `sidecar.core.protojson_write` is the other direction. Readers are built once per type. protobuf's own `json_format` is not used
 for A2A messages: it unsets enum names that it does not know, makes bytes out of damaged base64,
 drops one of two oneof members when the other is null, and prints the 3 of a Struct as 3.0.
 """
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 MAX_DEPTH = 100
 """Messages within messages that protobuf parsers decode by default, map entries counted."""
 
-# The readers take integers beyond 2**53 only when a double holds them exactly, so that printing
-# them in full is right; beyond 64 bits many parsers refuse the digits, and 1e+19 is printed.
-_PRINTED_AS_INTEGER = 2.0**63
 
 _INT32 = range(-(2**31), 2**31)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -76,7 +73,7 @@ class NotRepresentable(InvalidMessage):
     """A JSON message that JSON interfaces take, and that protobuf cannot carry."""
 
 
-def _within(error: InvalidMessage | UnicodeEncodeError, step: str) -> InvalidMessage:
+def within(error: InvalidMessage | UnicodeEncodeError, step: str) -> InvalidMessage:
     """The error, as one in this member (``.name``) or element (``[0]``)."""
     if isinstance(error, UnicodeEncodeError):
         error = NotRepresentable("has a lone surrogate, which UTF-8 has no bytes for")
@@ -84,12 +81,12 @@ def _within(error: InvalidMessage | UnicodeEncodeError, step: str) -> InvalidMes
     return error
 
 
-def _member(key: str) -> str:
+def member(key: str) -> str:
     """The step into a member that is the sender's own word: short and printable."""
     return f".{key[:32]}" if key.isidentifier() else f"[{key[:32]!a}]"
 
 
-def _map_value(field: FieldDescriptor) -> FieldDescriptor | None:
+def map_value(field: FieldDescriptor) -> FieldDescriptor | None:
     """The field of a map's values; None when the field is no map."""
     entry = field.message_type
     if entry is None or not entry.GetOptions().map_entry:
@@ -140,7 +137,7 @@ def _reader(descriptor: Descriptor) -> Reader:
                 if setter is not None:
                     setter(message, item, depth)
         except (InvalidMessage, UnicodeEncodeError) as error:
-            raise _within(error, f".{name}") from None
+            raise within(error, f".{name}") from None
 
     return read_message
 
@@ -165,7 +162,7 @@ def _check_oneof(members: dict[str, Json], oneof: list[str]) -> None:
 
 def _setter(field: FieldDescriptor) -> Reader:
     """Build what puts a JSON value into this field of a message."""
-    value_field = _map_value(field)
+    value_field = map_value(field)
     if value_field is not None:
         return _map_setter(field.name, value_field)
     if field.is_repeated:
@@ -216,7 +213,7 @@ def _repeated_setter(field: FieldDescriptor) -> Reader:
                 elif scalar is not None:
                     container.append(scalar(item))
         except (InvalidMessage, UnicodeEncodeError) as error:
-            raise _within(error, f"[{index}]") from None
+            raise within(error, f"[{index}]") from None
 
     return extend
 
@@ -238,7 +235,7 @@ def _map_setter(name: str, value_field: FieldDescriptor) -> Reader:
                 elif scalar is not None:
                     container[key] = scalar(item)
         except (InvalidMessage, UnicodeEncodeError) as error:
-            raise _within(error, _member(key)) from None
+            raise within(error, member(key)) from None
 
     return put
 
@@ -329,7 +326,7 @@ def _read_struct(message: AnyMessage, value: Json, depth: int) -> None:
         for key, item in members.items():
             _read_value(fields[key], item, depth + 2)  # the map entry is a message too
     except (InvalidMessage, UnicodeEncodeError) as error:
-        raise _within(error, _member(key)) from None
+        raise within(error, member(key)) from None
 
 
 def _read_list(message: AnyMessage, elements: list[Json], depth: int) -> None:
@@ -340,7 +337,7 @@ def _read_list(message: AnyMessage, elements: list[Json], depth: int) -> None:
         for index, item in enumerate(elements):  # noqa: B007 - names the element at fault
             _read_value(add(), item, depth + 1)
     except (InvalidMessage, UnicodeEncodeError) as error:
-        raise _within(error, f"[{index}]") from None
+        raise within(error, f"[{index}]") from None
 
 
 def _read_value(message: AnyMessage, value: Json, depth: int) -> None:
@@ -384,123 +381,4 @@ _WELL_KNOWN_READERS: dict[str, Reader] = {
     "google.protobuf.Timestamp": _read_timestamp,
     "google.protobuf.Struct": _read_struct,
     _VALUE: _read_value,
-}
-
-
-# --- message to JSON -----------------------------------------------------------------------------
-
-
-def write(message: AnyMessage) -> dict[str, Json]:
-    """The JSON value of a message: what is set, in the order of field numbers.
-
-    Raises InvalidMessage for what JSON has no word for: NaN, infinity, an impossible timestamp.
-    """
-    printed: dict[str, Json] = _writer(message.DESCRIPTOR)(message)
-    return printed
-
-
-@cache
-def _writer(descriptor: Descriptor) -> Writer:
-    if descriptor.full_name in _WELL_KNOWN_WRITERS:
-        return _WELL_KNOWN_WRITERS[descriptor.full_name]
-    fields = {field.number: (field.json_name, _field_writer(field)) for field in descriptor.fields}
-
-    def write_message(message: AnyMessage) -> dict[str, Json]:
-        printed = {}
-        name = ""
-        try:
-            for field, value in message.ListFields():
-                name, convert = fields[field.number]
-                printed[name] = value if convert is None else convert(value)
-        except InvalidMessage as error:
-            raise _within(error, f".{name}") from None
-        return printed
-
-    return write_message
-
-
-def _field_writer(field: FieldDescriptor) -> Writer | None:
-    """Build the writer of a field's value; None when the value is JSON as it is."""
-    value_field = _map_value(field)
-    if value_field is not None:
-        member = _single_writer(value_field)
-        return dict if member is None else lambda value: _write_members(value, member)
-    single = _single_writer(field)
-    if not field.is_repeated:
-        return single
-    return list if single is None else lambda value: _write_elements(value, single)
-
-
-def _single_writer(field: FieldDescriptor) -> Writer | None:
-    if field.message_type is not None:
-        return _writer(field.message_type)
-    if field.enum_type is not None:
-        names = {value.number: value.name for value in field.enum_type.values}
-        return lambda number: names.get(number, number)
-    return write_bytes if field.type == FieldDescriptor.TYPE_BYTES else None
-
-
-def write_bytes(value: bytes) -> str:
-    """Base64 as ProtoJSON prints it: standard alphabet, padded."""
-    return binascii.b2a_base64(value, newline=False).decode("ascii")
-
-
-def _write_elements(values: Any, convert: Writer) -> list[Json]:  # noqa: ANN401 - a container
-    printed: list[Json] = []
-    index = 0
-    try:
-        for index, value in enumerate(values):  # noqa: B007 - names the element at fault
-            printed.append(convert(value))
-    except InvalidMessage as error:
-        raise _within(error, f"[{index}]") from None
-    return printed
-
-
-def _write_members(values: Any, convert: Writer) -> dict[str, Json]:  # noqa: ANN401 - a container
-    printed = {}
-    key = ""
-    try:
-        for key in values:
-            printed[key] = convert(values[key])
-    except InvalidMessage as error:
-        raise _within(error, _member(key)) from None
-    return printed
-
-
-def _write_timestamp(message: AnyMessage) -> str:
-    try:
-        text: str = message.ToJsonString()
-    except ValueError:
-        raise InvalidMessage("is a timestamp out of range") from None
-    return text
-
-
-def _write_value(message: AnyMessage) -> Json:
-    match message.WhichOneof("kind"):
-        case "string_value":
-            return message.string_value
-        case "number_value":
-            return _number(message.number_value)
-        case "bool_value":
-            return message.bool_value
-        case "struct_value":
-            return _write_members(message.struct_value.fields, _write_value)
-        case "list_value":
-            return _write_elements(message.list_value.values, _write_value)
-        case _:  # a Value without a kind is not valid, and null says the least
-            return None
-
-
-def _number(value: float) -> float:
-    if value.is_integer():
-        return int(value) if abs(value) < _PRINTED_AS_INTEGER else value
-    if not math.isfinite(value):
-        raise InvalidMessage("is not a finite number")
-    return value
-
-
-_WELL_KNOWN_WRITERS: dict[str, Writer] = {
-    "google.protobuf.Timestamp": _write_timestamp,
-    "google.protobuf.Struct": lambda message: _write_members(message.fields, _write_value),
-    _VALUE: _write_value,
 }

@@ -1,8 +1,8 @@
 """The HTTP/2 engine on h2: the only module that knows h2, hpack and hyperframe.
 
 Of h2 it uses settings, stream states, both windows and the header decoder. Frames are split and
-dispatched here, because h2 itself closes at the first GOAWAY of either side, loses the events that
-came before an error in the same read, answers late frames of cancelled streams with RST_STREAM one
+dispatched here, because h2 itself closes at the first frames.GOAWAY of either side, loses the events that
+came before an error in the same read, answers late frames of cancelled streams with frames.RST_STREAM one
 by one, and waits for megabytes before it notices that the peer does not speak HTTP/2.
 """
 
@@ -20,6 +20,7 @@ from h2.utilities import guard_increment_window
 from hpack.exceptions import HPACKError, OversizedHeaderListError
 from hpack.table import HeaderTable
 
+from sidecar.wire import h2_frames as frames
 from sidecar.wire.http2_engine import (
     COMPRESSION_ERROR,
     CONNECTION_WINDOW,
@@ -51,33 +52,7 @@ if TYPE_CHECKING:
     from sidecar.core.types import Headers
     from sidecar.wire.http2_engine import Event
 
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_FRAME: Final = struct.Struct(">HBBBL")
-_SETTING: Final = struct.Struct(">HL")
-_MAX_FRAME: Final = 16384
-"""The longest frame taken, and the longest DATA frame sent, so that streams take turns."""
-
-_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS = 0, 1, 2, 3, 4
-_PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = 6, 7, 8, 9
-_LENGTHS: Final = {_PRIORITY: 5, _RST_STREAM: 4, _PING: 8, _WINDOW_UPDATE: 4}
-_ON_CONNECTION: Final = frozenset({_SETTINGS, _PING, _GOAWAY})
-_ON_STREAM: Final = frozenset({_DATA, _HEADERS, _PRIORITY, _RST_STREAM, _CONTINUATION})
-_ACK = _END_STREAM = 0x1
-_END_HEADERS: Final = 0x4
-_PADDED: Final = 0x8
-_PRIORITISED: Final = 0x20
-
-
 _ENCODER: Final = FieldEncoder(HeaderTable.STATIC_TABLE)
-
-
-class _PeerError(Exception):
-    """The peer broke the protocol or a limit: the connection ends."""
-
-    def __init__(self, code: int, detail: str, *, not_http2: bool = False) -> None:
-        super().__init__(detail)
-        self.code = code
-        self.not_http2 = not_http2
 
 
 class H2Engine(H2Connection):
@@ -108,7 +83,7 @@ class H2Engine(H2Connection):
         )
         self.decoder.max_header_list_size = self._header_bytes = header_bytes
         self._max_streams = int(self.remote_settings.max_concurrent_streams)
-        self._magic = b"" if client else _PREFACE
+        self._magic = b"" if client else frames.PREFACE
         self._rest = b""
         self._first = True
         self._failed = False
@@ -121,14 +96,14 @@ class H2Engine(H2Connection):
         self._noise = RateLimit(1000, 10.0)
         self._resets = RateLimit(200, 10.0)
         self._handlers = {
-            _DATA: self._on_data,
-            _HEADERS: self._on_headers,
-            _RST_STREAM: self._on_reset,
-            _SETTINGS: self._on_settings,
-            _PING: self._on_ping,
-            _GOAWAY: self._on_goaway,
-            _WINDOW_UPDATE: self._on_window_update,
-            _CONTINUATION: self._on_continuation,
+            frames.DATA: self._on_data,
+            frames.HEADERS: self._on_headers,
+            frames.RST_STREAM: self._on_reset,
+            frames.SETTINGS: self._on_settings,
+            frames.PING: self._on_ping,
+            frames.GOAWAY: self._on_goaway,
+            frames.WINDOW_UPDATE: self._on_window_update,
+            frames.CONTINUATION: self._on_continuation,
         }
 
     # --- state --------------------------------------------------------------------------------
@@ -160,7 +135,7 @@ class H2Engine(H2Connection):
             stream = self.streams.get(stream_id)
             if stream is None:
                 return 0
-            room = min(room, stream.outbound_flow_control_window, _MAX_FRAME)
+            room = min(room, stream.outbound_flow_control_window, frames.MAX_FRAME)
         return max(0, room)
 
     # --- output -------------------------------------------------------------------------------
@@ -201,7 +176,7 @@ class H2Engine(H2Connection):
         size = len(data)
         stream.outbound_flow_control_window -= size
         self.outbound_flow_control_window -= size
-        self._write(_DATA, _END_STREAM if end else 0, stream_id, data)
+        self._write(frames.DATA, frames.END_STREAM if end else 0, stream_id, data)
         self._noise.forgive()
         if end:
             self._end_ours(stream)
@@ -216,15 +191,15 @@ class H2Engine(H2Connection):
     def cancel(self, stream_id: int, code: int) -> None:
         """See `Engine.cancel`."""
         if self.streams.pop(stream_id, None) is not None:
-            self._write(_RST_STREAM, 0, stream_id, code.to_bytes(4, "big"))
+            self._write(frames.RST_STREAM, 0, stream_id, code.to_bytes(4, "big"))
 
     def send_ping(self, payload: bytes) -> None:
         """See `Engine.send_ping`."""
-        self._write(_PING, 0, 0, payload)
+        self._write(frames.PING, 0, 0, payload)
 
     def send_goaway(self, last_stream_id: int, code: int) -> None:
         """See `Engine.send_goaway`."""
-        self._write(_GOAWAY, 0, 0, struct.pack(">LL", last_stream_id, code))
+        self._write(frames.GOAWAY, 0, 0, struct.pack(">LL", last_stream_id, code))
 
     def take_output(self) -> bytes:
         """See `Engine.take_output`."""
@@ -234,17 +209,21 @@ class H2Engine(H2Connection):
 
     def _write(self, kind: int, flags: int, stream_id: int, body: bytes | memoryview) -> None:
         size = len(body)
-        self._data_to_send += _FRAME.pack(size >> 8, size & 0xFF, kind, flags, stream_id)
+        self._data_to_send += frames.FRAME.pack(size >> 8, size & 0xFF, kind, flags, stream_id)
         self._data_to_send += body
 
     def _write_block(self, stream: H2Stream, block: bytes, *, end: bool) -> None:
         limit = self.max_outbound_frame_size
-        flags = _END_STREAM if end else 0
+        flags = frames.END_STREAM if end else 0
         first, rest = block[:limit], block[limit:]
-        self._write(_HEADERS, flags if rest else flags | _END_HEADERS, stream.stream_id, first)
+        self._write(
+            frames.HEADERS, flags if rest else flags | frames.END_HEADERS, stream.stream_id, first
+        )
         while rest:
             part, rest = rest[:limit], rest[limit:]
-            self._write(_CONTINUATION, 0 if rest else _END_HEADERS, stream.stream_id, part)
+            self._write(
+                frames.CONTINUATION, 0 if rest else frames.END_HEADERS, stream.stream_id, part
+            )
         self._noise.forgive()
         if end:
             self._end_ours(stream)
@@ -275,8 +254,8 @@ class H2Engine(H2Connection):
         try:
             self._read(self._rest + data if self._rest else data)
             if len(self._data_to_send) > MAX_CONTROL_OUTPUT:
-                raise _PeerError(ENHANCE_YOUR_CALM, "answers are not read")
-        except _PeerError as error:
+                raise frames.PeerError(ENHANCE_YOUR_CALM, "answers are not read")
+        except frames.PeerError as error:
             self._fail(error.code, str(error), not_http2=error.not_http2)
         except ProtocolError as error:
             self._fail(int(error.error_code), str(error))
@@ -289,7 +268,7 @@ class H2Engine(H2Connection):
     def _fail(self, code: int, detail: str, *, not_http2: bool = False) -> None:
         self._failed = True
         self._rest = b""
-        self.streams.clear()  # so that nothing can follow the GOAWAY
+        self.streams.clear()  # so that nothing can follow the frames.GOAWAY
         if not not_http2:
             self.send_goaway(self.highest_inbound_stream_id, code)
         self._events.append(Failed(code, detail, not_http2))
@@ -299,15 +278,15 @@ class H2Engine(H2Connection):
         if self._magic:
             position = min(len(self._magic), end)
             if data[:position] != self._magic[:position]:
-                raise _PeerError(PROTOCOL_ERROR, "no HTTP/2 preface")
+                raise frames.PeerError(PROTOCOL_ERROR, "no HTTP/2 preface")
             self._magic = self._magic[position:]
         if self._first and position < end:
             self._check_first(data[position : position + 9])
         while end - position >= 9:
-            high, low, kind, flags, stream_id = _FRAME.unpack_from(data, position)
+            high, low, kind, flags, stream_id = frames.FRAME.unpack_from(data, position)
             length = high << 8 | low
-            if length > _MAX_FRAME:
-                raise _PeerError(FRAME_SIZE_ERROR, f"frame of {length} bytes")
+            if length > frames.MAX_FRAME:
+                raise frames.PeerError(FRAME_SIZE_ERROR, f"frame of {length} bytes")
             start = position + 9
             if end - start < length:
                 break
@@ -320,29 +299,29 @@ class H2Engine(H2Connection):
         size = len(head)
         wrong = (
             head[0] != 0
-            or (size > 3 and head[3] != _SETTINGS)
-            or (size > 4 and head[4] & _ACK != 0)
+            or (size > 3 and head[3] != frames.SETTINGS)
+            or (size > 4 and head[4] & frames.ACK != 0)
             or (size > 8 and head[5:9] != b"\0\0\0\0")
         )
         if wrong:
-            raise _PeerError(
+            raise frames.PeerError(
                 PROTOCOL_ERROR, f"first bytes {head!r} are not SETTINGS", not_http2=self._client
             )
 
     def _take_frame(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
-        if self._block_id and (kind != _CONTINUATION or stream_id != self._block_id):
-            raise _PeerError(PROTOCOL_ERROR, "a header block was interrupted")
-        if _LENGTHS.get(kind, len(body)) != len(body):
-            raise _PeerError(FRAME_SIZE_ERROR, f"frame type {kind} of {len(body)} bytes")
-        if kind in (_ON_CONNECTION if stream_id else _ON_STREAM):
-            raise _PeerError(PROTOCOL_ERROR, f"frame type {kind} on stream {stream_id}")
+        if self._block_id and (kind != frames.CONTINUATION or stream_id != self._block_id):
+            raise frames.PeerError(PROTOCOL_ERROR, "a header block was interrupted")
+        if frames.LENGTHS.get(kind, len(body)) != len(body):
+            raise frames.PeerError(FRAME_SIZE_ERROR, f"frame type {kind} of {len(body)} bytes")
+        if kind in (frames.ON_CONNECTION if stream_id else frames.ON_STREAM):
+            raise frames.PeerError(PROTOCOL_ERROR, f"frame type {kind} on stream {stream_id}")
         handler = self._handlers.get(kind)
         if handler is not None:
             handler(flags, stream_id, body)
         elif kind == 5:
-            raise _PeerError(PROTOCOL_ERROR, "PUSH_PROMISE")
+            raise frames.PeerError(PROTOCOL_ERROR, "PUSH_PROMISE")
         else:
-            self._count_noise()  # PRIORITY, and types that are to be ignored (RFC 9113 5.5)
+            self._count_noise()  # frames.PRIORITY, and types that are to be ignored (RFC 9113 5.5)
 
     def _count_noise(self) -> None:
         """Frames that cost us work and carry nothing, less one for each that carried something.
@@ -350,11 +329,11 @@ class H2Engine(H2Connection):
         The latter because peers that measure the round trip answer our messages with PINGs.
         """
         if not self._noise.hit(self._now):
-            raise _PeerError(ENHANCE_YOUR_CALM, "too many frames without content")
+            raise frames.PeerError(ENHANCE_YOUR_CALM, "too many frames without content")
 
     def _count_reset(self) -> None:
         if not self._resets.hit(self._now):
-            raise _PeerError(ENHANCE_YOUR_CALM, "too many streams were reset")
+            raise frames.PeerError(ENHANCE_YOUR_CALM, "too many streams were reset")
 
     def _find(self, stream_id: int) -> H2Stream | None:
         """The stream; None when it is over: frames for it may still be on their way."""
@@ -363,7 +342,7 @@ class H2Engine(H2Connection):
             ours = (stream_id % 2 == 1) is self._client
             opened = self.highest_outbound_stream_id if ours else self.highest_inbound_stream_id
             if stream_id > opened:
-                raise _PeerError(PROTOCOL_ERROR, f"stream {stream_id} was not opened")
+                raise frames.PeerError(PROTOCOL_ERROR, f"stream {stream_id} was not opened")
         return stream
 
     def _spoil(self, stream_id: int, code: int, detail: str) -> None:
@@ -375,15 +354,15 @@ class H2Engine(H2Connection):
     # --- connection frames --------------------------------------------------------------------
 
     def _on_settings(self, flags: int, _: int, body: bytes) -> None:
-        if len(body) % 6 or (flags & _ACK and body):
-            raise _PeerError(FRAME_SIZE_ERROR, f"SETTINGS of {len(body)} bytes")
+        if len(body) % 6 or (flags & frames.ACK and body):
+            raise frames.PeerError(FRAME_SIZE_ERROR, f"SETTINGS of {len(body)} bytes")
         first, self._first = self._first, False
         if not first:
             self._count_noise()
-        if flags & _ACK:
+        if flags & frames.ACK:
             return  # ours never change
         changes: dict[SettingCodes | int, int] = {}
-        for code, value in _SETTING.iter_unpack(body):
+        for code, value in frames.SETTING.iter_unpack(body):
             if code in _KNOWN_SETTINGS:
                 self.remote_settings.validate_received_setting(code, value)
                 changes[code] = value
@@ -396,14 +375,14 @@ class H2Engine(H2Connection):
 
     def _on_ping(self, flags: int, _: int, body: bytes) -> None:
         self._count_noise()
-        if flags & _ACK:
+        if flags & frames.ACK:
             self._events.append(PingAck(body))
         else:
-            self._write(_PING, _ACK, 0, body)
+            self._write(frames.PING, frames.ACK, 0, body)
 
     def _on_goaway(self, _flags: int, _: int, body: bytes) -> None:
         if len(body) < 8:
-            raise _PeerError(FRAME_SIZE_ERROR, f"GOAWAY of {len(body)} bytes")
+            raise frames.PeerError(FRAME_SIZE_ERROR, f"GOAWAY of {len(body)} bytes")
         self._count_noise()
         last, code = struct.unpack_from(">LL", body)
         last &= 0x7FFFFFFF
@@ -416,7 +395,7 @@ class H2Engine(H2Connection):
         increment = int.from_bytes(body, "big") & 0x7FFFFFFF
         stream = self._find(stream_id) if stream_id else None
         if not increment:
-            raise _PeerError(PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
+            raise frames.PeerError(PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
         if not stream_id:
             self.outbound_flow_control_window = guard_increment_window(
                 self.outbound_flow_control_window, increment
@@ -442,9 +421,9 @@ class H2Engine(H2Connection):
 
     def _on_data(self, flags: int, stream_id: int, body: bytes) -> None:
         size = len(body)
-        if flags & _PADDED:
-            body = _unpad(body)
-        end = bool(flags & _END_STREAM)
+        if flags & frames.PADDED:
+            body = frames.unpad(body)
+        end = bool(flags & frames.END_STREAM)
         if body:
             self._noise.forgive()
         elif not end:
@@ -453,7 +432,7 @@ class H2Engine(H2Connection):
         manager = self._inbound_flow_control_window_manager
         manager.window_consumed(size)
         if increment := manager.process_bytes(size):
-            self._write(_WINDOW_UPDATE, 0, 0, increment.to_bytes(4, "big"))
+            self._write(frames.WINDOW_UPDATE, 0, 0, increment.to_bytes(4, "big"))
         stream = self._find(stream_id)
         if stream is None:
             return
@@ -472,28 +451,28 @@ class H2Engine(H2Connection):
         self._events.append(Data(stream_id, body, end))
 
     def _on_headers(self, flags: int, stream_id: int, body: bytes) -> None:
-        if flags & _PADDED:
-            body = _unpad(body)
-        if flags & _PRIORITISED:
+        if flags & frames.PADDED:
+            body = frames.unpad(body)
+        if flags & frames.PRIORITISED:
             if len(body) < 5:
-                raise _PeerError(FRAME_SIZE_ERROR, "HEADERS without their priority")
+                raise frames.PeerError(FRAME_SIZE_ERROR, "HEADERS without their priority")
             body = body[5:]
-        if flags & _END_HEADERS:
-            self._take_block(stream_id, body, end=bool(flags & _END_STREAM))
+        if flags & frames.END_HEADERS:
+            self._take_block(stream_id, body, end=bool(flags & frames.END_STREAM))
         else:
             self._block = [body]
             self._block_id = stream_id
-            self._block_end = bool(flags & _END_STREAM)
+            self._block_end = bool(flags & frames.END_STREAM)
 
     def _on_continuation(self, flags: int, stream_id: int, body: bytes) -> None:
         if not self._block_id:
-            raise _PeerError(PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+            raise frames.PeerError(PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         self._block.append(body)
         if len(self._block) > MAX_CONTINUATIONS + 1:
-            raise _PeerError(ENHANCE_YOUR_CALM, "too many CONTINUATIONs")
+            raise frames.PeerError(ENHANCE_YOUR_CALM, "too many CONTINUATIONs")
         if sum(map(len, self._block)) > self._header_bytes:
-            raise _PeerError(ENHANCE_YOUR_CALM, "header block too large")
-        if flags & _END_HEADERS:
+            raise frames.PeerError(ENHANCE_YOUR_CALM, "header block too large")
+        if flags & frames.END_HEADERS:
             block, self._block, self._block_id = b"".join(self._block), [], 0
             self._take_block(stream_id, block, end=self._block_end)
 
@@ -502,9 +481,9 @@ class H2Engine(H2Connection):
         try:
             fields = self.decoder.decode(block, raw=True)
         except OversizedHeaderListError as error:
-            raise _PeerError(ENHANCE_YOUR_CALM, str(error)) from None
+            raise frames.PeerError(ENHANCE_YOUR_CALM, str(error)) from None
         except (HPACKError, IndexError) as error:
-            raise _PeerError(COMPRESSION_ERROR, str(error)) from None
+            raise frames.PeerError(COMPRESSION_ERROR, str(error)) from None
         if not self._client and stream_id > self.highest_inbound_stream_id:
             stream: H2Stream | None = self._begin_new_stream(stream_id, AllowedStreamIDs.ODD)
         else:
@@ -543,9 +522,3 @@ _KNOWN_SETTINGS: Final = frozenset(
         SettingCodes.MAX_HEADER_LIST_SIZE,
     }
 )
-
-
-def _unpad(body: bytes) -> bytes:
-    if not body or body[0] >= len(body):
-        raise _PeerError(PROTOCOL_ERROR, "padding longer than its frame")
-    return body[1 : len(body) - body[0]]

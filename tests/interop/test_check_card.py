@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -452,6 +453,27 @@ def test_waiting_until_everything_is_served(tmp_path):
     assert subprocess.run(argv, stdout=subprocess.DEVNULL, check=False).returncode == 1
 
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.mark.parametrize("unknown_passes", [False, True])
+def test_the_example_for_systemd_by_its_exit_codes(agent, unregistered, unknown_passes):
+    """What is not 0 fails the unit (systemd.service(5))."""
+    text = (DOCS / "check-card.md").read_text("utf-8")
+    lines = [line for line in text.splitlines() if line.startswith("ExecStartPost=")]
+    command = lines[unknown_passes].removeprefix("ExecStartPost=")
+    command = command.replace("/usr/bin/a2a-sidecar", f"{sys.executable} -m sidecar")
+    command = command.replace("--wait-seconds 30", "--wait-seconds 0.5")
+
+    def exit_code(url: str) -> int:
+        argv = shlex.split(command.replace("http://127.0.0.1:8000", url))
+        return subprocess.run(argv, stdout=subprocess.DEVNULL, check=False).returncode
+
+    with peer_sync("sdk_agent", "--grpc-unauthenticated", "--rest", "off") as strict:
+        codes = [exit_code(one.card_url) for one in (agent, unregistered, strict)]
+    assert codes == ([0, 1, 0] if unknown_passes else [0, 1, 2])
+
+
 # --- the Python side ----------------------------------------------------------------------------
 
 
@@ -480,7 +502,7 @@ def test_probe_bindings_does_not_guess():
             probe_bindings(card([("GRPC", strict.urls["GRPC"])]))
 
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "agent_startup.py"
+EXAMPLE = DOCS / "examples" / "agent_startup.py"
 
 
 @pytest.mark.parametrize(("registered", "expected"), [(True, 0), (False, 1)])

@@ -50,7 +50,7 @@ class Published:
     async def until(self, status: int, seconds: float = 20) -> Any:
         """Poll the card until it has that status."""
         with trio.fail_after(seconds):
-            while (reply := await self.card()).status != status:
+            while (reply := await self.card()).status != status:  # noqa: ASYNC110 - another process
                 await trio.sleep(0.05)
         return reply
 
@@ -157,7 +157,7 @@ async def test_a_grpc_handler_that_is_never_registered() -> None:
         async with publish(agent.card_url) as published:
             checks = "a2a_sidecar_publish_checks_total"
             with trio.fail_after(20):
-                while await published.metric(checks, result="not_served") < 3:
+                while await published.metric(checks, result="not_served") < 3:  # noqa: ASYNC110
                     await trio.sleep(0.05)
             reply = await published.card()
             assert reply.status == 503

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.system.world import World
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def world(tls: TlsFiles) -> Iterator[World]:
     """The running daemon, with a fresh agent for whoever asks."""
     with running_world(tls) as result:

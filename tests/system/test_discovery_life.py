@@ -302,8 +302,7 @@ async def test_an_sdk_client_completes_every_operation(world: World, sdk: Peer) 
             job["uds"] = str(world.daemon.directory / "app.sock")
         ops = every_operation()
         lines = await run_sdk_client(ops, bindings=["JSONRPC"], **job)
-        await assert_complete(agent, sdk, ops, lines)
-        assert await agent.by("attempts_total", "interface") == {(f"0-{LABELS[upstream]}",): 1}
+        await assert_complete(agent, upstream, sdk, ops, lines)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client, "JSONRPC", False)
@@ -312,7 +311,11 @@ async def test_an_sdk_client_completes_every_operation(world: World, sdk: Peer) 
 
 
 async def assert_complete(
-    agent: RemoteAgent, sdk: Peer, ops: list[dict[str, Any]], lines: list[dict[str, Any]]
+    agent: RemoteAgent,
+    upstream: str,
+    sdk: Peer,
+    ops: list[dict[str, Any]],
+    lines: list[dict[str, Any]],
 ) -> None:
     errors = [line for line in lines if "error" in line]
     assert [(line["op"], line["error"]["class"]) for line in errors] == [(12, "TaskNotFoundError")]
@@ -341,8 +344,11 @@ async def assert_complete(
     assert [state["by_message"][id_] for id_ in sent] == [1, 1, 1]
     operations = {op["op"] for op in ops}
     assert len(operations) == 11
-    counted = await agent.by("requests_total", "operation")
+    seen = await agent.samples()
+    counted = seen.by("requests_total", "operation")
     assert counted.keys() == {(operation,) for operation in operations}
+    assert seen.by("current_interface", "interface") == {(f"0-{LABELS[upstream]}",): 1}
+    assert seen.failovers == {}
 
 
 # --- the end ----------------------------------------------------------------------------------

@@ -58,10 +58,12 @@ GRPC_ERRORS = [
 async def assert_answered(agent: RemoteAgent, binding: str, second: Peer, id_: str) -> None:
     """No failover, and nobody else was asked."""
     assert id_ not in json.dumps((await second.state())["requests"])
-    assert await agent.failovers() == {}
-    assert (await agent.status())["current"].startswith("0-")
-    await agent.until("requests_total", 1, outcome="agent_error", binding=binding)
-    assert await agent.metric("ambiguous_errors_total") == 0
+    seen = await agent.until("requests_total", 1, outcome="agent_error", binding=binding)
+    assert seen.failovers == {}
+    assert seen.total("attempts_total") == 1
+    assert seen.total("ambiguous_errors_total") == 0
+    ((label,),) = seen.by("current_interface", "interface")
+    assert label.startswith("0-")
 
 
 def assert_same_error(answer: Answer, binding: str, code: int, reason: str) -> None:

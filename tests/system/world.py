@@ -45,7 +45,7 @@ BINDINGS = ("JSONRPC", "HTTP+JSON", "GRPC")
 LABELS = {"JSONRPC": "jsonrpc", "HTTP+JSON": "http_json", "GRPC": "grpc"}
 GRPC_OK, GRPC_UNKNOWN, GRPC_UNAVAILABLE, GRPC_UNAUTHENTICATED = 0, 2, 14, 16
 
-_STOCK = 200
+_STOCK = 96
 _HEADERS = {"content-type": "application/json", "a2a-version": "1.0"}
 _numbers = itertools.count(1)
 
@@ -187,6 +187,37 @@ def send_pb(text: str, id_: str, tenant: str) -> bytes:
 # --- agents -----------------------------------------------------------------------------------
 
 
+class Samples:
+    """The metrics of one agent at one moment; names without ``a2a_sidecar_``."""
+
+    def __init__(self, found: Sequence[tuple[str, dict[str, str], float]]) -> None:
+        self._found = [(name.removeprefix("a2a_sidecar_"), *rest) for name, *rest in found]
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of the samples of a metric with these labels."""
+        return sum(
+            value
+            for sample, have, value in self._found
+            if sample == name and labels.items() <= have.items()
+        )
+
+    def by(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
+        """The samples of a metric that are not 0, keyed by the values of `labels`."""
+        return {
+            tuple(have[label] for label in labels): value
+            for sample, have, value in self._found
+            if sample == name and value
+        }
+
+    @property
+    def failovers(self) -> dict[tuple[str, ...], float]:
+        """``failovers_total`` by (from, to, reason)."""
+        return self.by("failovers_total", "from_interface", "to_interface", "reason")
+
+    def __repr__(self) -> str:
+        return repr([entry for entry in self._found if not entry[0].endswith("_bucket")])
+
+
 class RemoteAgent:
     """One agent of the daemon, called as applications do and looked at as operators do."""
 
@@ -302,37 +333,32 @@ class RemoteAgent:
         current: str | None = (await self.status())["current"]
         return current
 
-    async def metric(self, name: str, **labels: str) -> float:
-        """The sum of its samples of ``a2a_sidecar_<name>`` with these labels."""
-        wanted = labels.items()
-        return sum(value for have, value in await self._samples(name) if wanted <= have.items())
-
-    async def failovers(self) -> dict[tuple[str, ...], float]:
-        """``failovers_total`` by (from, to, reason)."""
-        return await self.by("failovers_total", "from_interface", "to_interface", "reason")
-
-    async def by(self, name: str, *labels: str) -> dict[tuple[str, ...], float]:
-        """The samples of a metric of this agent, keyed by the values of `labels`."""
-        samples = await self._samples(name)
-        return {tuple(have[label] for label in labels): value for have, value in samples if value}
-
-    async def _samples(self, name: str) -> list[tuple[dict[str, str], float]]:
-        """Its own samples; those of the other agents are not parsed."""
+    async def samples(self) -> Samples:
+        """Its metrics as they are now; those of the other agents are not parsed."""
         text = (await http(self.daemon.admin, "GET", "/metrics")).body.decode()
         own = [line for line in text.splitlines() if f'agent="{self.name}"' in line]
-        return [
-            (sample.labels, sample.value)
+        found = [
+            (sample.name, sample.labels, sample.value)
             for family in text_string_to_metric_families("\n".join([*own, ""]))
             for sample in family.samples
-            if sample.name == f"a2a_sidecar_{name}"
         ]
+        return Samples(found)
 
-    async def until(self, name: str, value: float, seconds: float = 5, **labels: str) -> None:
+    async def metric(self, name: str, **labels: str) -> float:
+        """See `Samples.total`."""
+        return (await self.samples()).total(name, **labels)
+
+    async def failovers(self) -> dict[tuple[str, ...], float]:
+        """See `Samples.failovers`."""
+        return (await self.samples()).failovers
+
+    async def until(self, name: str, value: float, seconds: float = 5, **labels: str) -> Samples:
         """Wait until a metric has `value`: a call is counted after its answer has gone out."""
         deadline = trio.current_time() + seconds
-        while (found := await self.metric(name, **labels)) != value:
-            assert trio.current_time() < deadline, (name, labels, found)
+        while (samples := await self.samples()).total(name, **labels) != value:
+            assert trio.current_time() < deadline, (name, labels, samples)
             await trio.sleep(0.01)
+        return samples
 
     async def publish(self, card: Mapping[str, Any], seconds: float = 10) -> None:
         """Replace its card, and wait until the daemon has it."""
@@ -352,11 +378,12 @@ class World:
 
     def __init__(self, daemon: Sidecar, stock: dict[str, Path]) -> None:
         self.daemon = daemon
-        self._stock = iter(stock.items())
+        self._stock = stock
 
     def without_card(self) -> RemoteAgent:
         """An agent that no other test uses; its card has nothing in it."""
-        name, file = next(self._stock)
+        assert self._stock, "no agent is left: make _STOCK larger"
+        name, file = self._stock.popitem()
         return RemoteAgent(self.daemon, name, file)
 
     async def agent(self, card: Mapping[str, Any]) -> RemoteAgent:
@@ -395,7 +422,7 @@ def running_world(tls: TlsFiles) -> Iterator[World]:
         try:
             daemon = Sidecar(process, text, directory)
             trio.run(_until_up, daemon)
-            yield World(daemon, stock)
+            yield World(daemon, dict(reversed(stock.items())))
             trio.run(_assert_clean, daemon)
         finally:
             process.stop()
