@@ -7,6 +7,7 @@ and binding, never a URL or a peer's text.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import prometheus_client
@@ -355,6 +356,8 @@ class Telemetry:
         self._gone.add(agent)
         for children in self._by_agent:
             children.forget(agent)
+        with contextlib.suppress(KeyError):
+            self._published.remove(agent)
 
     def render(self) -> bytes:
         """Everything in the text exposition format, `CONTENT_TYPE`."""

@@ -67,8 +67,9 @@ def _place(text: str) -> _Place:
             found = read_url(text, Binding.HTTP_JSON)
             return _Place(found.host, found.port, found.tls, found.path)
         found = read_url(text, Binding.GRPC)
-    except UrlError as error:
-        raise ValueError(f"{text!r} is not an address: {error}") from None
+    except UrlError:
+        form = "write HOST:PORT or http[s]://HOST[:PORT][/PATH]"
+        raise ValueError(f"{text!r} is not an address: {form}") from None
     return _Place(found.host, found.port, None, "")
 
 

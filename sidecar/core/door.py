@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sidecar.core import errors
@@ -33,10 +34,15 @@ def admit(headers: Headers, host: str, *, hosts: frozenset[str]) -> ErrorRecord 
         return _forbidden("requests with Sec-Fetch-Site come from web pages")
     if sum(name == "host" for name, _ in headers) > 1:
         return _forbidden("the request has more than one Host")
-    named = host_of(host)
-    if reaches_loopback(named) or named.endswith(".localhost") or named in hosts:
+    if _is_local(host) or host_of(host) in hosts:
         return None
     return _forbidden(f"Host {host[:100]!r} is not a name of this listener")
+
+
+@lru_cache(maxsize=64)  # asked for every request, and always the same few
+def _is_local(host: str) -> bool:
+    named = host_of(host)
+    return reaches_loopback(named) or named.endswith(".localhost")
 
 
 def _forbidden(message: str) -> ErrorRecord:

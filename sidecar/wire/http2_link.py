@@ -40,6 +40,11 @@ class Lost(NamedTuple):
     detail: str
 
 
+def _lost(error: WireBroken) -> Lost:
+    # TLS is not passed on: the handshake was long over, and requests may have been taken since
+    return Lost(Break.RESET if error.cause is Break.TLS else error.cause, error.detail)
+
+
 class Flow:
     """The two directions of one stream."""
 
@@ -272,7 +277,7 @@ class Link:
             except WireBroken as error:
                 if not error.taken:
                     self._unsent()
-                self._fault = self._fault or Lost(error.cause, error.detail)
+                self._fault = self._fault or _lost(error)
                 # the peer may have said why, or even answered: listen for a moment
                 self._last_words = True
                 self._read_scope.deadline = trio.current_time() + FLUSH_SECONDS
@@ -310,7 +315,7 @@ class Link:
                         await trio.lowlevel.checkpoint()
             except WireBroken as error:
                 if error.cause is not Break.LOCAL or self._fault is None:
-                    return Lost(error.cause, error.detail)
+                    return _lost(error)
             except Exception as error:
                 self.bug(error)
                 return Lost(Break.LOCAL, describe(error))

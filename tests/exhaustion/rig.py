@@ -351,10 +351,9 @@ async def _record(world: World, exchange: Exchange) -> Recording:
         if exchange.reused:
             wire = await rig.warm_up()
             start, said = wire.taken, wire.passed
-        await rig.warm_up()
+        wire = await rig.warm_up()
+        request, reply = bytes(wire.request_log[start:]), bytes(wire.reply_log[said:])
         nursery.cancel_scope.cancel()
-    (wire,) = rig.wires
-    request, reply = bytes(wire.request_log[start:]), bytes(wire.reply_log[said:])
     if not exchange.http1 and not exchange.tls:
         begins = first_headers(request)
     elif wire.head_sent_from is not None:

@@ -11,7 +11,7 @@ list of entries, one for each next stream, used in order:
 ``at`` defaults to ``"request"``, when the whole request was read. A STEP is one of
 
     "execute"     count an execution of this request's message
-    "default"     the correct answer
+    "default"     the correct answer; {"default": {"events": N}} only N messages, and no end
     "hang"        leave the stream alone
     {"rst": CODE}   "refuse" (RST_STREAM with REFUSED_STREAM)
     {"headers": [[NAME, VALUE], ..], "end": false}       default: those of a gRPC reply
@@ -22,6 +22,7 @@ list of entries, one for each next stream, used in order:
     {"goaway": {"last": ID (default: this stream), "code": 0}}   later streams are ignored
     "close" "reset"   {"send": BASE64} (raw bytes on the connection)   {"delay": SECONDS}
     {"gate": NAME} (until POST /control/open {"gate": NAME})
+    {"settings": {NAME: VALUE}}   new SETTINGS, by their RFC 9113 names
     {"html": STATUS}   an HTML answer, as gateways give
     {"trailers_only": {"code": 12, "message": "", "details": BASE64}}
 """
@@ -105,6 +106,7 @@ class Connection:
             while await self.reader.read(65536):
                 pass
             return
+        await asyncio.sleep(args.settings_delay)
         self.h2.local_settings.update(self.agent.settings)
         self.h2.initiate_connection()
         self.flush()
@@ -227,8 +229,8 @@ class Connection:
         match step:
             case {"execute": _}:
                 self.agent.mini.execute_pb(mini.unframe(bytes(call.body)))
-            case {"default": _}:
-                await self.default(call)
+            case {"default": how}:
+                await self.default(call, how.get("events"))
             case {"hang": _}:
                 await asyncio.Event().wait()
             case {"refuse": _}:
@@ -264,6 +266,9 @@ class Connection:
             case {"gate": name}:
                 self.flush()
                 await self.agent.gate(name).wait()
+            case {"settings": values}:
+                self.h2.update_settings({SettingCodes[name]: n for name, n in values.items()})
+                self.flush()
             case {"html": status}:
                 headers = [(":status", str(status)), ("content-type", "text/html")]
                 self.headers(call, headers, end=False)
@@ -323,7 +328,7 @@ class Connection:
             self.h2.end_stream(call.id)
             self.flush()
 
-    async def default(self, call: Call) -> None:
+    async def default(self, call: Call, only: int | None) -> None:
         answer = self.agent.mini.grpc_call(call.method, mini.unframe(bytes(call.body)))
         if answer.code and not answer.messages:
             details = base64.b64encode(answer.details).decode()
@@ -332,9 +337,10 @@ class Connection:
             return
         if not call.opened:
             self.headers(call, GRPC_HEADERS, end=False)
-        for message in answer.messages:
+        for message in answer.messages[:only]:
             await self.data(call, mini.frame(message), end=False)
-        self.trailers(call, OK)
+        if only is None:
+            self.trailers(call, OK)
 
 
 class Agent:
@@ -426,6 +432,7 @@ if __name__ == "__main__":
     options.add_argument("--max-age", type=float, help="GOAWAY after that many seconds")
     options.add_argument("--two-step", action="store_true")
     options.add_argument("--no-settings", action="store_true", help="accept, say nothing")
+    options.add_argument("--settings-delay", type=float, default=0.0, help="seconds before them")
     options.add_argument("--first-bytes", help="say this (with \\r\\n escapes) instead of SETTINGS")
     options.add_argument("--max-concurrent-streams", type=int)
     options.add_argument("--initial-window-size", type=int)

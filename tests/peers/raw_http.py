@@ -11,7 +11,8 @@ number N (after exactly N bytes of the request). ``rpc`` lets the entry wait for
 A STEP is one of
 
     "execute"                 count an execution of this request's message
-    "default"                 the correct answer; {"default": {"bytes": N}} only its first N bytes
+    "default"                 the correct answer; {"default": {"bytes": N}} only its first N bytes,
+                              {"events": N} only the first N events of a stream, and no end
     "close" "reset" "half_close"
     "hang"                    wait until the client leaves
     {"delay": SECONDS}   {"gate": NAME} (until POST /control/open {"gate": NAME})
@@ -257,7 +258,7 @@ class Agent:
                 self.mini.execute_json(send_request(request))
             case {"default": how}:
                 assert request is not None, "default needs a request that was read"
-                await self.default(connection, request, how.get("bytes"))
+                await self.default(connection, request, how.get("bytes"), how.get("events"))
             case {"close": _}:
                 connection.close()
                 raise Gone
@@ -329,10 +330,15 @@ class Agent:
         finally:
             self.seen.open_streams -= 1
 
-    async def default(self, connection: Connection, request: Incoming, only: int | None) -> None:
+    async def default(
+        self, connection: Connection, request: Incoming, only: int | None, events: int | None
+    ) -> None:
         answer = self.answer(request)
         if isinstance(answer, list):
-            items = [{"data": event} for event in answer]
+            items = [{"data": event} for event in answer[:events]]
+            if events is not None:
+                await self.sse(connection, items, end=False)
+                return
             if only is None:
                 await self.sse(connection, items, end=True)
                 return

@@ -16,6 +16,7 @@ from sidecar.config import (
     ListenerConfig,
     LogConfig,
     OAuthConfig,
+    PublishConfig,
     TcpAddress,
     TlsConfig,
     UnixAddress,
@@ -559,6 +560,34 @@ LISTENER = '[[listeners]]\naddress = "{}"\nbinding = "JSONRPC"\n'
             "needs tls_cert_file",
         ),
         ("[publishing.a]\n", "publishing", 1, None),
+        ("[publish.a]\ncard = 'http://h'\n", "publish.a.address", 1, "is required"),
+        (
+            "[publish.a]\ncard = 'http://h'\naddress = '[::]:80'\nprob_interval_seconds = 1.0\n",
+            "publish.a.prob_interval_seconds",
+            4,
+            "unknown key; did you mean probe_interval_seconds?",
+        ),
+        (
+            "[publish.a]\ncard = 'http://h'\naddress = '[::]:80'\nmap = 7\n",
+            "publish.a.map",
+            4,
+            "must be a table, not 7",
+        ),
+        (
+            "[publish.a]\ncard = 'http://h'\naddress = '[::]:80'\nmap = { h = '127.0.0.1:1' }\n",
+            "publish.a.map",
+            4,
+            "'h' is not an address: write HOST:PORT or http[s]://HOST[:PORT][/PATH]",
+        ),
+        (
+            (
+                "[publish.a]\ncard = 'http://h'\naddress = '[::]:80'\n[publish.a.tls]\n"
+                "client_key_file = '/dev/null'\n"
+            ),
+            "publish.a.tls.client_key_file",
+            5,
+            "needs client_cert_file beside it",
+        ),
         (
             f"[limits]\nconnections = {10**400}\n",
             "limits.connections",
@@ -733,6 +762,14 @@ client_cert_file = "odd \\" \\\\ é\\t\\u007f.pem"
 client_key_file = "k.pem"
 [agents.a]
 card = "http://i"
+[publish.c]
+card = "http://j"
+address = "0.0.0.0:80"
+map = { "https://public.example/a" = "127.0.0.1:1" }
+[publish.c.auth]
+bearer = "env:T"
+[publish.c.tls]
+server_name = "h"
 [limits]
 drain_seconds = 0.25
 """)
@@ -768,6 +805,7 @@ MODELS = (
     TlsConfig,
     AuthConfig,
     OAuthConfig,
+    PublishConfig,
     Limits,
     LogConfig,
 )
@@ -801,5 +839,6 @@ def test_what_the_example_has_in_comments_is_the_default(write):
     assert spelled.limits == example.limits
     assert spelled.log == example.log
     assert spelled.admin == example.admin
+    assert spelled.publish == example.publish
     assert spelled.listeners[0] == example.listeners[0] == Config().listeners[0]
     assert spelled.listeners[1].mode == 0o660

@@ -88,6 +88,11 @@ EVENTS = [
         "card_fetches_total",
         {"agent": "w", "result": "not_modified"},
     ),
+    (
+        lambda t: t.publish_check("w", "not_served"),
+        "publish_checks_total",
+        {"agent": "w", "result": "not_served"},
+    ),
     (lambda t: t.card_change("w"), "card_changes_total", {"agent": "w"}),
     (lambda t: t.card_contradiction("w"), "card_contradictions_total", {"agent": "w"}),
     (
@@ -142,6 +147,13 @@ def test_every_event_has_its_row():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     }
     assert methods - others <= called
+
+
+def test_a_published_card_is_a_gauge():
+    telemetry = Telemetry("1")
+    for result, expected in [("served", 1), ("unknown", 0), ("served", 1), ("error", 0)]:
+        telemetry.publish_check("w", result)
+        assert value(telemetry, "publish_check_success", agent="w") == expected
 
 
 def test_times_fall_into_buckets_from_a_millisecond_to_ten_minutes():
@@ -280,6 +292,8 @@ NAMES = {
     "stream_ends_total",
     "stream_events_total",
     "card_changes_total",
+    "publish_checks_total",
+    "publish_check_success",
     "limit_rejections_total",
     "internal_errors_total",
     "build_info",

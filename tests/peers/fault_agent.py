@@ -1,0 +1,183 @@
+"""Many faulty agents in one process: each has a port, a script, a count and TLS of its own.
+
+``POST /control/open`` takes a list of agents and answers with their ports:
+
+    {"name": NAME, "speaks": "http" | "grpc" | "closed" | "full", "tls": TLS, "options": {..}}
+
+``http`` is `raw_http`, ``grpc`` is `h2_agent` (`options` are those of its command line, without
+dashes); ``closed`` refuses connections, ``full`` lets none through its accept queue. TLS is
+``{"cert", "key", "ca" (of clients, then needed), "alpn"}``. ``POST /control/script`` takes
+``{NAME: [ENTRY, ..]}`` in the words of the agent's kind, ``/control/gate`` a gate's name to open for
+all, ``/control/close`` a list of names, and answers with what became of each. The state has every
+request that any of them saw, in order: ``arrivals`` as ``[NAME, RPC]``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import socket
+from collections.abc import Coroutine
+from typing import Any
+
+from tests.peers import common, h2_agent, raw_http
+
+OPTIONS: dict[str, Any] = {
+    "max_requests": None,
+    "max_age": None,
+    "two_step": False,
+    "no_settings": False,
+    "settings_delay": 0.0,
+    "first_bytes": None,
+    "max_concurrent_streams": None,
+    "initial_window_size": None,
+    "max_frame_size": None,
+    "max_header_list_size": None,
+}
+
+
+class _Arrivals(common.Seen):
+    """Notes each request for the whole process too."""
+
+    def __init__(self, name: str, arrivals: list[list[str]]) -> None:
+        super().__init__()
+        self._name = name
+        self._arrivals = arrivals
+
+    def request(self, **entry: Any) -> dict[str, Any]:
+        self._arrivals.append([self._name, entry["rpc"]])
+        return super().request(**entry)
+
+
+class Port:
+    """One agent on one port."""
+
+    def __init__(self, spec: dict[str, Any], arrivals: list[list[str]]) -> None:
+        self.name = spec["name"]
+        self.speaks = spec["speaks"]
+        self.options = spec.get("options", {})
+        self.tls = spec.get("tls")
+        self.agent: Any = None
+        self._server: asyncio.Server | None = None
+        self._sockets: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        if self.speaks == "http":
+            self.agent = raw_http.Agent(
+                idle_close=self.options.get("idle_close"),
+                max_requests=self.options.get("max_requests"),
+            )
+        elif self.speaks == "grpc":
+            self.agent = h2_agent.Agent(argparse.Namespace(**{**OPTIONS, **self.options}))
+        if self.agent is not None:
+            self.agent.seen = _Arrivals(self.name, arrivals)
+
+    async def open(self) -> int:
+        """Take a port; returns it."""
+        if self.agent is None:
+            return self._open_deaf()
+        sock = common.listen(0)
+        tls = None
+        if self.tls:
+            args = argparse.Namespace(
+                tls_cert=self.tls["cert"], tls_key=self.tls["key"], tls_ca=self.tls.get("ca")
+            )
+            alpn = self.tls.get("alpn")
+            tls = common.server_tls(args, *([alpn] if alpn else []))
+        self._server = await asyncio.start_server(self._accept, sock=sock, ssl=tls)
+        return common.port_of(sock)
+
+    def _open_deaf(self) -> int:
+        sock = socket.socket()
+        sock.bind((common.HOST, 0))
+        self._sockets.append(sock)
+        port = common.port_of(sock)
+        if self.speaks == "full":
+            sock.listen(0)
+            # one is queued, the next ones' SYNs are dropped
+            for _ in range(2):
+                client = socket.socket()
+                client.setblocking(False)
+                client.connect_ex((common.HOST, port))
+                self._sockets.append(client)
+        return port
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._start(self.agent.serve(reader, writer))
+
+    def _start(self, body: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(body)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> dict[str, Any]:
+        """Give the port up; returns the last state."""
+        state = self.state()
+        if self._server is not None:
+            self._server.close()
+        for sock in self._sockets:
+            sock.close()
+        for task in self._tasks:
+            task.cancel()
+        return state
+
+    def state(self) -> dict[str, Any]:
+        """What the agent has seen."""
+        return self.agent.state() if self.agent is not None else {}
+
+
+class Ports:
+    """All agents of the process."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[list[str]] = []
+        self.ports: dict[str, Port] = {}
+
+    def state(self) -> dict[str, Any]:
+        """Of everybody."""
+        agents = {name: port.state() for name, port in self.ports.items()}
+        return {"arrivals": self.arrivals, "agents": agents}
+
+    async def open(self, specs: list[dict[str, Any]]) -> list[int]:
+        """Open ports."""
+        opened = []
+        for spec in specs:
+            port = Port(spec, self.arrivals)
+            opened.append(await port.open())
+            self.ports[port.name] = port
+        return opened
+
+    def script(self, scripts: dict[str, list[Any]]) -> None:
+        """Script agents."""
+        for name, entries in scripts.items():
+            self.ports[name].agent.add_script(entries)
+
+    def gate(self, name: str) -> None:
+        """Open a gate of everybody."""
+        for port in self.ports.values():
+            if port.agent is not None:
+                port.agent.gate(name).set()
+
+    def close(self, names: list[str]) -> dict[str, Any]:
+        """Close ports; their requests are forgotten."""
+        gone = set(names)
+        arrivals = [entry for entry in self.arrivals if entry[0] in gone]
+        self.arrivals[:] = [entry for entry in self.arrivals if entry[0] not in gone]
+        return {
+            "arrivals": arrivals,
+            "agents": {name: self.ports.pop(name).close() for name in names},
+        }
+
+
+async def main(args: Any) -> None:
+    """Serve."""
+    ports = Ports()
+    control = common.Control(ports.state)
+    control.on("open", ports.open)
+    control.on("script", ports.script)
+    control.on("gate", ports.gate)
+    control.on("close", ports.close)
+    common.announce(await control.start(args.control_port), {})
+
+
+if __name__ == "__main__":
+    common.run(main, common.parser(__doc__).parse_args())
