@@ -6,12 +6,13 @@ INSTALLED := .venv/.installed
 PYTHON := .venv/bin/python
 UV ?= uv
 
-.PHONY: help demo test lint lock
+.PHONY: help demo test lint lock bench
 
 help:
 	@echo 'make demo   show a call that survives the loss of an interface'
 	@echo 'make test   run the tests (ARGS="-k name" for some of them)'
 	@echo 'make lint   check formatting, style, types, import directions and generated code'
+	@echo 'make bench  measure the sidecar beside nginx, haproxy and a first attempt (needs nginx, haproxy, wrk)'
 	@echo 'make lock   renew the pinned requirements (needs uv)'
 
 demo: $(INSTALLED)
@@ -19,6 +20,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	@$(PYTHON) -m pytest $(ARGS)
+
+bench: $(INSTALLED)
+	@$(PYTHON) -m benchmarks.run $(ARGS)
 
 lint: $(INSTALLED)
 	@$(PYTHON) -m ruff format --check . proto/generate

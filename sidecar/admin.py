@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+import trio
 
 from sidecar.breaker import Breaker
 from sidecar.core import door
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from sidecar.core.types import Headers
     from sidecar.telemetry import Telemetry
     from sidecar.wire.http1_server import Http1Request
+
+_RENDERED_HERE_BYTES = 1024 * 1024
 
 
 class Subject(Protocol):
@@ -39,6 +42,9 @@ class Admin:
     def __init__(self, telemetry: Telemetry, subject: Subject) -> None:
         self._telemetry = telemetry
         self._subject = subject
+        self._scraping = trio.Lock()
+        self._metrics_bytes = 0
+        """Of the last scrape."""
         self.breaker = Breaker()
 
     def render(self, status: int, message: str) -> tuple[Headers, bytes]:
@@ -58,9 +64,8 @@ class Admin:
             return
         match request.target.partition("?")[0]:
             case "/metrics":
-                await request.respond(
-                    200, [("content-type", CONTENT_TYPE)], self._telemetry.render()
-                )
+                body = await self._metrics()
+                await request.respond(200, [("content-type", CONTENT_TYPE)], body)
             case "/healthz":
                 await _text(request, 200, "ok\n")
             case "/readyz":
@@ -72,6 +77,17 @@ class Admin:
                 await request.respond(200, [("content-type", JSON_TYPE)], body + b"\n")
             case _:
                 await _text(request, 404, "try /metrics, /healthz, /readyz or /status\n")
+
+    async def _metrics(self) -> bytes:
+        """One scrape at a time; with so many series that it would be felt, in a thread."""
+        async with self._scraping:
+            self._telemetry.read_gauges()
+            if self._metrics_bytes > _RENDERED_HERE_BYTES:
+                body = await trio.to_thread.run_sync(self._telemetry.format)
+            else:
+                body = self._telemetry.format()
+        self._metrics_bytes = len(body)
+        return body
 
 
 async def _text(request: Http1Request, status: int, text: str) -> None:

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import trio
 
@@ -17,10 +18,11 @@ from sidecar.breaker import Breaker
 from sidecar.connections import Connections
 from sidecar.core import card as cards
 from sidecar.core import failover
-from sidecar.core.addresses import kind_of
+from sidecar.core.addresses import kind_of, names_host, same_host
 from sidecar.core.card import Card, CardError, CardOrigin, CardPolicy
 from sidecar.credentials import Credentials, CredentialsUnavailable
 from sidecar.discovery import NO_VALIDATORS, CardFetchError, CardSource, resolve_source
+from sidecar.signatures import Vetting
 from sidecar.upstream import Sizes, Timeouts, Upstream
 from sidecar.wire import fetch as fetching
 from sidecar.wire.tls import TlsIdentity
@@ -31,15 +33,17 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from sidecar.config import AgentConfig, Limits, PublishConfig
-    from sidecar.core.types import Attempt, Interface
+    from sidecar.config import AgentConfig, AuthConfig, Limits, PublishConfig
+    from sidecar.core.types import Attempt, Headers, Interface
     from sidecar.discovery import FetchedCard
     from sidecar.logs import Log
     from sidecar.telemetry import Telemetry
+    from sidecar.wire.fetch import Fetched
     from sidecar.wire.net import Dialer
 
 _LONGEST_COOLDOWN_SECONDS = 60.0
 _ATTEMPTS_KEPT = 20
+_KEYS_SECONDS = 10.0
 _CREDENTIAL_HEADERS = frozenset({"authorization", "x-api-key"})
 
 
@@ -129,21 +133,33 @@ class Agent:
         self._rng = rng
         identity = identity_of(config)
 
-        def client() -> httpx.AsyncClient:
+        def client(host: str) -> httpx.AsyncClient:
             # Where cards and tokens are fetched from is the operator's word: no address is refused.
-            return fetching.client(
-                dialer, identity=identity, permit=lambda _: "", proxy=config.proxy
-            )
+            who = identity if _is_of_agent(config, host) else _only_verifying(identity)
+            return fetching.client(dialer, identity=who, permit=lambda _: "", proxy=config.proxy)
 
-        self.credentials = Credentials(config.auth, client=client, log=log, rng=rng)
-        self._discovery = Credentials(config.discovery_auth, client=client, log=log, rng=rng)
-        self._source = CardSource(resolve_source(config.card, config.card_exact), client())
+        def credentials(auth: AuthConfig) -> Credentials:
+            trusted = frozenset(config.trusted_hosts)
+            return Credentials(auth, client=client, log=log, rng=rng, trusted_hosts=trusted)
+
+        self.credentials = credentials(config.auth)
+        self._discovery = credentials(config.discovery_auth)
+        self._source = CardSource(
+            resolve_source(config.card, config.card_exact), client(_card_host(config))
+        )
+
+        async def get(url: str) -> Fetched:
+            host = urlsplit(url).hostname or ""
+            return await fetching.fetch(client(host), url, headers=[], timeout=_KEYS_SECONDS)
+
+        self._vetting = Vetting(config, get)
         self._connections = Connections(
             dialer,
             identity=identity,
             header_bytes=limits.header_bytes,
             connect_timeout=config.connect_timeout_seconds,
             proxy=config.proxy,
+            carries_credentials=config.has_credentials,
         )
         self.upstream = Upstream(
             self._connections.get,
@@ -162,6 +178,7 @@ class Agent:
         self._under_way: trio.Event | None = trio.Event()
         """Set when the fetch under way has ended; None between fetches."""
         self._contradiction_logged = ""
+        self._retired = False
 
     # --- what calls ask -----------------------------------------------------------------------
 
@@ -287,31 +304,46 @@ class Agent:
     def take_over(self, old: Agent) -> None:
         """Begin with the card of the same agent under an older configuration, if it is the same.
 
-        Read again, since what may be used and in which order can have changed.
+        Read again, since what may be used and in which order can have changed. Another card, or
+        other credentials, may mean another agent.
         """
-        same_card = (old.config.card, old.config.card_exact) == (
-            self.config.card,
-            self.config.card_exact,
-        )
-        if not same_card or not self.config.enabled or old.fetched is None:
+        self.attempts.extend(old.attempts)
+        if not self.config.enabled or old.fetched is None or _who(old) != _who(self):
             return
-        self._fetched_at, self._fresh_until = old._fetched_at, old._fresh_until
         try:
             card = cards.read_card(old.fetched.data or b"", self._policy(old.fetched))
         except CardError:
             return
         if not card.candidates:
             return
+        self._fetched_at, self._fresh_until = old._fetched_at, old._fresh_until
         self.fetched = old.fetched
         self._validators = old._validators
+        self._contradiction_logged = old._contradiction_logged
+        before = old.generation
         selection = failover.Selection(len(card.candidates))
-        if old.generation is not None:
+        if before is not None:
             selection = failover.carried_over(
-                [one.identity for one in old.generation.candidates],
-                old.generation.selection,
+                [one.identity for one in before.candidates],
+                before.selection,
                 [one.identity for one in card.candidates],
             )
-        self.generation = Generation(1, card, selection)
+        self.generation = Generation(before.number + 1 if before else 1, card, selection)
+        if before is None or not cards.same_candidates(before.card, card):
+            self._announce(card)
+
+    def retire(self) -> None:
+        """Fetch no more cards: calls under way go on with what there is."""
+        self._retired = True
+        self._wake.set()
+
+    def avoid(self, own_addresses: frozenset[tuple[str, int]]) -> None:
+        """No card may point at these from now on."""
+        if own_addresses == self._own_addresses:
+            return
+        self._own_addresses = own_addresses
+        if self.generation is not None and self.fetched is not None:
+            self._connections.use(self.generation.card, self._policy(self.fetched).addresses)
 
     # --- the background -----------------------------------------------------------------------
 
@@ -326,7 +358,7 @@ class Agent:
             nursery.start_soon(self._discovery.run)
 
     async def _keep_card(self) -> None:
-        while True:
+        while not self._retired or self._next_fetch.wanted:
             self._wanted = False
             ticket, self._next_fetch = self._next_fetch, _Ticket()
             if self._under_way is None:
@@ -347,7 +379,7 @@ class Agent:
         """Until the next fetch: one for a client that waits for it, or one that is due."""
         # Jitter keeps many sidecars from asking one agent in step.
         due = trio.current_time() + self._throttle.wait * self._rng.uniform(0.75, 1.0)
-        while not self._next_fetch.wanted:
+        while not self._next_fetch.wanted and not self._retired:
             soon = self._wanted or self.generation is None
             self._wake = trio.Event()
             with trio.CancelScope(deadline=due if soon else math.inf) as scope:
@@ -356,10 +388,18 @@ class Agent:
                 return
 
     async def _fetch(self, began_under: Generation | None) -> None:
+        headers: Headers = []
         try:
             headers = await self._discovery.headers()
             fetched = await self._source.fetch(self._validators, headers=headers)
+            if fetched.data is not None:
+                await self._vetting.check(fetched)
+        except CardError as error:
+            self._failed("rejected", str(error))
+            return
         except (CardFetchError, CredentialsUnavailable) as error:
+            if isinstance(error, CardFetchError) and error.status == 401:
+                self._discovery.rejected(headers)
             self._failed("error", str(error))
             return
         if self.generation is not began_under:
@@ -405,6 +445,7 @@ class Agent:
         if old is not None and cards.same_candidates(old.card, card):
             self._throttle.double()
             old.card = card
+            self._connections.use(card, self._policy(fetched).addresses)
             return
         selection = failover.Selection(len(card.candidates))
         if old is not None:
@@ -427,6 +468,13 @@ class Agent:
             current=self.current or "",
             ineligible=len(card.ineligible),
         )
+        if card.signed:
+            # The card that is served leads elsewhere, so that they no longer fit.
+            self._log.info(
+                "signatures removed from the served card",
+                agent=self.name,
+                verified_by=self._vetting.signed_by or None,
+            )
         for warning in card.warnings:
             self._log.warning("card warning", agent=self.name, warning=warning)
         for entry in card.ineligible:
@@ -443,6 +491,13 @@ class Agent:
             self._log.warning("card contradicts itself", agent=self.name, how=card.contradiction)
 
 
+def _who(agent: Agent) -> tuple[object, ...]:
+    """Whom an agent's card speaks of."""
+    config = agent.config
+    pins = (config.verify_signatures, config.card_sha256)
+    return (config.card, config.card_exact, config.auth, config.discovery_auth, *pins)
+
+
 def identity_of(config: AgentConfig | PublishConfig) -> TlsIdentity:
     """How an agent is verified over TLS, and who we are to it."""
     tls = config.tls
@@ -452,6 +507,21 @@ def identity_of(config: AgentConfig | PublishConfig) -> TlsIdentity:
         client_key_file=str(tls.client_key_file or ""),
         server_name=tls.server_name or "",
     )
+
+
+def _card_host(config: AgentConfig) -> str:
+    """Where the card is fetched from, '' for a file."""
+    return urlsplit(config.card).hostname or ""
+
+
+def _is_of_agent(config: AgentConfig, host: str) -> bool:
+    """Whether what is meant for the agent alone may be shown to `host`."""
+    return same_host(host, _card_host(config)) or names_host(frozenset(config.trusted_hosts), host)
+
+
+def _only_verifying(identity: TlsIdentity) -> TlsIdentity:
+    """For a token endpoint elsewhere: the agent's certificate and name are not its business."""
+    return TlsIdentity(ca_file=identity.ca_file)
 
 
 def policy_of(

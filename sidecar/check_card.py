@@ -193,7 +193,7 @@ async def _headers(auth: AuthConfig) -> Headers:
         log.close()
 
 
-def _no_client() -> Any:  # noqa: ANN401 - never called: there is no OAuth here
+def _no_client(_host: str) -> Any:  # noqa: ANN401 - never called: there is no OAuth here
     raise NotImplementedError
 
 

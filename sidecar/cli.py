@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import resource
+import signal
 import sys
 from typing import TYPE_CHECKING
 
-from sidecar import __version__, config
+from sidecar import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,24 +20,54 @@ if TYPE_CHECKING:
 
 _DEFAULT_CONFIG = "/etc/a2a-sidecar/config.toml"
 
-# Exit codes: 0 done, 1 the answer is no (a bad configuration, a failed call), 2 usage.
+# Exit codes: 0 done, 1 the answer is no (a bad configuration, a failed call), 2 usage, 130 Ctrl-C.
 _FAILED = 1
 _USAGE = 2
+_INTERRUPTED = 130
+_STANDARD_ERROR = 2
+
+
+class _Refused(Exception):
+    """The command cannot be carried out; the text says why."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
-    options = _parser().parse_args(arguments)
-    run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
-    except config.ConfigError as error:
+        options = _parser().parse_args(arguments)
+        run: Callable[[argparse.Namespace], int] = options.run
+        code = run(options)
+    except SystemExit:
+        _flush()
+        raise
+    except _Refused as error:
         print(error, file=sys.stderr)
-        return _FAILED
+        code = _FAILED
     except KeyboardInterrupt:
-        return 130
+        code = _INTERRUPTED
     except BrokenPipeError:
-        return _FAILED
+        code = _FAILED
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        print(f"a2a-sidecar: {error.strerror or error}{where}", file=sys.stderr)
+        code = _FAILED
+    return code if _flush() else _FAILED
+
+
+def _flush() -> bool:
+    """Write what is left of standard output; False when nobody takes it.
+
+    The interpreter's own last attempt must then succeed, or it complains.
+    """
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        return False
+    return True
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         default=_DEFAULT_CONFIG,
         help="the configuration (default: %(default)s)",
     )
-    publish.set_defaults(run=_publish)
+    publish.set_defaults(run=_publish, agents=None)
 
     send = commands.add_parser("send", help="send one message through a running sidecar")
     send.add_argument("text", help="the message's text")
@@ -109,7 +143,21 @@ def _parser() -> argparse.ArgumentParser:
         default="127.0.0.1:7429",
         help="the admin address (default: %(default)s)",
     )
-    status.add_argument("--json", action="store_true", help="print JSON")
+    form = status.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        nargs="?",
+        type=_seconds,
+        const=2.0,
+        help="show it again every so often (default: every %(const)s seconds)",
+    )
+    form.add_argument(
+        "--ready",
+        action="store_true",
+        help="print only why it is not ready; exit code 0: it is, 1: it is not",
+    )
     status.set_defaults(run=_status)
 
     demo = commands.add_parser(
@@ -187,36 +235,52 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def _load(options: argparse.Namespace) -> Config:
-    if options.agents:
-        return config.from_agents(options.agents)
-    return config.load(options.config)
+    from sidecar import config  # noqa: PLC0415
+
+    try:
+        if options.agents:
+            return config.from_agents(options.agents)
+        return config.load(options.config)
+    except config.ConfigError as error:
+        raise _Refused(str(error)) from None
 
 
 # Each command imports what it needs: the others start without it.
 
 
 def _run(options: argparse.Namespace) -> int:
+    # Until the daemon runs there is nothing to reload.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    _prepare_descriptors()
     import trio  # noqa: PLC0415
 
     from sidecar.credentials import CredentialsUnavailable  # noqa: PLC0415
     from sidecar.daemon import Daemon  # noqa: PLC0415
     from sidecar.listener import BindError  # noqa: PLC0415
 
-    loaded = _load(options)
+    daemon = Daemon(_load(options), path=None if options.agents else options.config)
     try:
-        trio.run(Daemon(loaded, path=None if options.agents else options.config).run)
+        trio.run(daemon.run)
     except (BindError, CredentialsUnavailable) as error:
-        print(f"a2a-sidecar: {error}", file=sys.stderr)
-        return _FAILED
-    except BaseExceptionGroup as group:
-        if group.subgroup(KeyboardInterrupt) is None:
-            raise
-        return 130
-    return 0
+        raise _Refused(f"a2a-sidecar: {error}") from None
+    return _INTERRUPTED if daemon.interrupted else 0
+
+
+def _prepare_descriptors() -> None:
+    """As many as may be had, and none of the standard three free: a connection would become the log."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def _check_config(options: argparse.Namespace) -> int:
-    print(config.effective(_load(options)), end="")
+    loaded = _load(options)
+    from sidecar import config  # noqa: PLC0415
+
+    print(config.effective(loaded), end="")
     return 0
 
 
@@ -260,7 +324,7 @@ def _publish(options: argparse.Namespace) -> int:
     from sidecar.listener import BindError  # noqa: PLC0415
     from sidecar.publish import Publisher  # noqa: PLC0415
 
-    loaded = config.load(options.config)
+    loaded = _load(options)
     unknown = [name for name in options.names if name not in loaded.publish]
     if unknown or not loaded.publish:
         what = ", ".join(f"[publish.{name}]" for name in unknown) or "[publish.NAME]"
@@ -285,6 +349,10 @@ def _send(options: argparse.Namespace) -> int:
 def _status(options: argparse.Namespace) -> int:
     from sidecar import client  # noqa: PLC0415
 
+    if options.ready:
+        return client.ready(options.admin, print)
+    if options.watch is not None:
+        return client.watch(options.admin, options.watch, print)
     status = client.status(options.admin)
     if status is None:
         return _FAILED

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
+from urllib.parse import urlsplit
 
 import tomli
 from pydantic import ValidationError
@@ -41,6 +42,7 @@ from sidecar.config_values import (
     parse_address,
     shown,
 )
+from sidecar.core.addresses import names_host, reaches_loopback
 from sidecar.toml_lines import KeyPath, line_of, locate
 
 __all__ = [
@@ -284,6 +286,31 @@ def _peer_mistakes(peer: dict[str, Any]) -> Iterator[tuple[KeyPath, str]]:
         auth = _table(peer.get(key))
         if "bearer" in auth and "oauth" in auth:
             yield (key, "bearer"), "and oauth exclude each other"
+        for name in _table(auth.get("headers")):
+            made = next((one for one in ("bearer", "oauth") if one in auth), None)
+            if name.lower() == "authorization" and made:
+                yield (key, "headers", name), f"and {made} exclude each other"
+        token_url = _table(auth.get("oauth")).get("token_url")
+        yield from (((key, "oauth", "token_url"), text) for text in _in_plaintext(token_url, peer))
+    if _table(peer.get("discovery_auth")):
+        yield from ((("card",), text) for text in _in_plaintext(peer.get("card"), peer))
+
+
+def _in_plaintext(url: object, peer: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with credentials that are sent to `url`."""
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        host = (parts.hostname or "") if parts and parts.scheme == "http" else ""
+    except ValueError:
+        return
+    trusted = peer.get("trusted_hosts")
+    trusted = trusted if isinstance(trusted, list) else []
+    known = frozenset(one for one in trusted if isinstance(one, str))
+    if host and not reaches_loopback(host) and not names_host(known, host):
+        yield (
+            f"credentials would go to {shown(host)} in plaintext: use https, or name the host in"
+            " trusted_hosts"
+        )
 
 
 def _listener_mistakes(

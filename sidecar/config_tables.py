@@ -148,6 +148,15 @@ class AgentConfig(Table):
     max_streams: Count = 256
     proxy: Annotated[str, PlainValidator(values.proxy), _STRING] | None = None
     """``http://HOST:PORT``: calls and card fetches go through it by CONNECT."""
+    verify_signatures: Annotated[
+        bool | Path,
+        PlainValidator(values.verification),
+        WithJsonSchema({"type": ["boolean", "string"], "default": False}),
+        PlainSerializer(lambda value: value if isinstance(value, bool) else str(value)),
+    ] = False
+    """A card needs a signature by a key of this file; with true, of the key set that it names."""
+    card_sha256: Annotated[str, PlainValidator(values.sha256), _STRING] | None = None
+    """The only bytes that the card may have."""
     tls: TlsConfig = TlsConfig()
     auth: AuthConfig = Field(default_factory=AuthConfig)
     """For calls."""

@@ -355,6 +355,25 @@ def existing_file(value: object, info: ValidationInfo) -> Path:
     return path
 
 
+def verification(value: object, info: ValidationInfo) -> bool | Path:
+    """Whether signatures are verified, or the file with the keys that may have made them."""
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str | Path):
+        msg = f"must be true, false or a file with public keys, not {shown(value)}"
+        raise ValueError(msg)
+    return existing_file(value, info)
+
+
+def sha256(value: object) -> str:
+    """The SHA-256 of a file as `sha256sum` prints it."""
+    text = _text(value).lower()
+    if re.fullmatch(r"[0-9a-f]{64}", text) is None:
+        msg = f"must be 64 hexadecimal digits, not {shown(value)}"
+        raise ValueError(msg)
+    return text
+
+
 def card(value: object, info: ValidationInfo) -> str:
     """An http(s) URL as written, or the absolute path of an existing file."""
     text = _text(value)

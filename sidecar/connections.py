@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sidecar.core.addresses import names_host, reaches_loopback
 from sidecar.core.spec import Binding
+from sidecar.core.types import Break
 from sidecar.wire.http1_pool import Http1Pool
 from sidecar.wire.http2_pool import Http2Pool
-from sidecar.wire.net import Origin
+from sidecar.wire.net import DialError, Origin
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,12 +39,15 @@ class Connections:
         header_bytes: int,
         connect_timeout: float,
         proxy: str | None = None,
+        carries_credentials: bool = False,
     ) -> None:
+        """`carries_credentials`: calls bring configured ones, which need TLS or a trusted host."""
         self._dialer = dialer
         self._identity = identity
         self._header_bytes = header_bytes
         self._connect_timeout = connect_timeout
         self._proxy = proxy
+        self._carries_credentials = carries_credentials
         self._nursery: trio.Nursery | None = None
         self._policy: AddressPolicy | None = None
         self._pools: dict[_Key, Http1Pool | Http2Pool] = {}
@@ -100,14 +105,29 @@ class Connections:
     def _dial(self, origin: Origin, alpn: str) -> Callable[[], Awaitable[Wire]]:
         def permit(address: str) -> str:
             assert self._policy is not None  # no candidate without a card
-            return self._policy.refuses(origin.host, origin.port, address)
+            refusal = self._policy.refuses(origin.host, origin.port, address)
+            if not refusal and not reaches_loopback(address):
+                # The card was read when the name may have had another address.
+                refusal = self._refuses_plaintext(origin)
+            return refusal
 
         async def dial() -> Wire:
+            if self._proxy and (refusal := self._refuses_plaintext(origin)):
+                raise DialError(Break.ADDRESS_POLICY, f"through the proxy: {refusal}")
             return await self._dialer.dial(
                 origin, alpn=alpn, identity=self._identity, permit=permit, proxy=self._proxy
             )
 
         return dial
+
+    def _refuses_plaintext(self, origin: Origin) -> str:
+        """Why a connection that leaves this machine may not be made to `origin`, '' if it may."""
+        assert self._policy is not None  # no candidate without a card
+        if origin.tls or not self._carries_credentials:
+            return ""
+        if names_host(self._policy.trusted_hosts, origin.host):
+            return ""
+        return "credentials are configured, and go in plaintext to trusted_hosts only"
 
 
 def _key(interface: Interface) -> _Key:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+import stat
 from typing import TYPE_CHECKING
 from urllib.parse import quote, quote_plus, urlencode, urlsplit
 
@@ -16,7 +17,7 @@ import httpx
 import msgspec
 import trio
 
-from sidecar.wire.fetch import FETCH_BYTES
+from sidecar.core.addresses import names_host, reaches_loopback
 
 if TYPE_CHECKING:
     import random
@@ -32,7 +33,8 @@ _SECRET_BYTES = 64 * 1024
 # A token is renewed when this part of its life is over; one without a stated life is kept for this.
 _RENEW_AT = 0.8
 _UNSTATED_LIFE_SECONDS = 300.0
-_SHORTEST_LIFE_SECONDS = 5.0
+_LONGEST_LIFE_SECONDS = 86_400.0
+_LEAST_BETWEEN_SECONDS = 1.0
 _BACKOFF_SECONDS = (1.0, 60.0)
 # A 401 makes a new token at most this often: an agent that refuses every token is left alone.
 _FORCED_RENEWAL_SECONDS = 10.0
@@ -75,6 +77,9 @@ class Secret:
             seen = (found.st_mtime_ns, found.st_size, found.st_ino)
             if seen == self._seen:
                 return
+            if not stat.S_ISREG(found.st_mode):
+                # A pipe could hold up everything, and would not give its text twice.
+                raise CredentialsUnavailable(f"{self._ref}: not a regular file")
             with open(path, "rb") as file:
                 text = file.read(_SECRET_BYTES).decode("ascii")
         except OSError as error:
@@ -108,11 +113,15 @@ class Credentials:
         self,
         config: AuthConfig | None,
         *,
-        client: Callable[[], httpx.AsyncClient],
+        client: Callable[[str], httpx.AsyncClient],
         log: Log,
         rng: random.Random,
+        trusted_hosts: frozenset[str] = frozenset(),
     ) -> None:
-        """`client` makes the HTTP client that asks for tokens."""
+        """`client` makes the HTTP client that asks a host for tokens.
+
+        Those in `trusted_hosts` may be asked without TLS.
+        """
         self._headers: list[tuple[str, Secret]] = []
         self._bearer: Secret | None = None
         self._oauth: _OAuth | None = None
@@ -122,7 +131,9 @@ class Credentials:
             ]
             self._bearer = Secret(config.bearer, log) if config.bearer else None
             if config.oauth is not None:
-                self._oauth = _OAuth(config.oauth, client(), log=log, rng=rng)
+                self._oauth = _OAuth(
+                    config.oauth, client, log=log, rng=rng, trusted_hosts=trusted_hosts
+                )
 
     @property
     def configured(self) -> bool:
@@ -163,10 +174,17 @@ class _OAuth:
     """Tokens by the client credentials grant (RFC 6749 4.4): one fetch at a time, renewed early."""
 
     def __init__(
-        self, config: OAuthConfig, client: httpx.AsyncClient, *, log: Log, rng: random.Random
+        self,
+        config: OAuthConfig,
+        client: Callable[[str], httpx.AsyncClient],
+        *,
+        log: Log,
+        rng: random.Random,
+        trusted_hosts: frozenset[str],
     ) -> None:
         self._config = config
         self._client = client
+        self._trusted_hosts = trusted_hosts
         self._id = Secret(config.client_id, log)
         self._secret = Secret(config.client_secret, log)
         self._log = log
@@ -182,15 +200,21 @@ class _OAuth:
     async def token(self) -> str:
         """A valid token; waits for a fetch under way. Raises CredentialsUnavailable."""
         if not self._valid():
-            self._wanted.set()
+            self._ask()
             if self._under_way is not None:
                 await self._under_way.wait()
         if not self._valid():
-            raise CredentialsUnavailable(f"no OAuth token: {self._error}")
+            raise CredentialsUnavailable(f"no OAuth token: {self._error or 'it has expired'}")
         return self._token
 
     def _valid(self) -> bool:
         return bool(self._token) and trio.current_time() < self._expires
+
+    def _ask(self) -> None:
+        """Let a fetch begin now; between failed ones the back-off goes on, and nobody waits for it."""
+        if self._under_way is None and not self._error:
+            self._under_way = trio.Event()
+            self._wanted.set()
 
     def rejected(self, headers: Headers) -> None:
         """Drop the token that was refused, if it is still the current one."""
@@ -199,9 +223,7 @@ class _OAuth:
         if refused and now - self._forced_at >= _FORCED_RENEWAL_SECONDS:
             self._forced_at = now
             self._token = ""
-            if self._under_way is None:
-                self._under_way = trio.Event()
-            self._wanted.set()
+            self._ask()
 
     async def run(self) -> None:
         """Fetch, renew, back off, until cancelled."""
@@ -212,30 +234,41 @@ class _OAuth:
             if self._under_way is None:
                 self._under_way = trio.Event()
             try:
-                life = await self._fetch()
-            except (CredentialsUnavailable, httpx.HTTPError, ValueError) as error:
-                self._error = str(error) or type(error).__name__
+                life = await self._fetch_in_time()
+            except CredentialsUnavailable as error:
+                self._error = str(error)
                 self._log.warning("no OAuth token", error=self._error)
                 delay = backoff * self._rng.uniform(0.75, 1.0)
                 backoff = min(backoff * 2, longest)
             else:
+                self._error = ""
                 backoff = shortest
                 delay = life * _RENEW_AT * self._rng.uniform(0.9, 1.0)
+                delay = max(delay, _LEAST_BETWEEN_SECONDS)
             self._under_way.set()
             self._under_way = None
-            await self._pause(delay)
+            with trio.CancelScope(deadline=trio.current_time() + delay):
+                await self._wanted.wait()
 
-    async def _pause(self, seconds: float) -> None:
-        """Until the token is due, or until a call finds that there is none any more."""
-        due = trio.current_time() + seconds
-        with trio.CancelScope(deadline=due):
-            await self._wanted.wait()
-            if not self._valid() and self._error:
-                # Between failed fetches calls are answered at once; the back-off goes on.
-                await trio.sleep_until(due)
+    async def _fetch_in_time(self) -> float:
+        """Fetch a token; returns its life in seconds. Raises CredentialsUnavailable and no other."""
+        url = _shown(self._config.token_url)
+        try:
+            with trio.fail_after(_TOKEN_SECONDS):
+                return await self._fetch()
+        except trio.TooSlowError:
+            why = f"{url} gave no complete answer in {_TOKEN_SECONDS:g} s"
+        except httpx.HTTPError as error:
+            why = f"{url}: {str(error) or type(error).__name__}"
+        except CredentialsUnavailable as error:
+            why = str(error)
+        except Exception as error:  # what a server sends must not end this task
+            # Its text could hold what was sent.
+            self._log.error("internal error", where="oauth", error=type(error).__name__)
+            why = "internal error"
+        raise CredentialsUnavailable(why)
 
     async def _fetch(self) -> float:
-        """Fetch a token; returns its life in seconds."""
         url = await self._token_endpoint()
         basic = f"{quote_plus(self._id.read())}:{quote_plus(self._secret.read())}".encode()
         form = {"grant_type": "client_credentials"}
@@ -243,7 +276,8 @@ class _OAuth:
             form["scope"] = " ".join(self._config.scopes)
         if self._config.resource:
             form["resource"] = self._config.resource
-        response = await self._client.post(
+        asked_at = trio.current_time()
+        response = await self._client(_host(url)).post(
             url,
             content=urlencode(form, quote_via=quote).encode(),
             headers={
@@ -260,37 +294,63 @@ class _OAuth:
             raise CredentialsUnavailable(
                 f"{_shown(url)} answered HTTP {response.status_code}{shown}"
             )
-        token, life = answer.get("access_token"), answer.get("expires_in")
+        token, kind = answer.get("access_token"), answer.get("token_type", "bearer")
         if not isinstance(token, str) or _VALUE.fullmatch(token) is None:
             raise CredentialsUnavailable(f"{_shown(url)} answered without an access_token")
-        seconds = float(life) if isinstance(life, int | float) else _UNSTATED_LIFE_SECONDS
-        seconds = max(seconds, _SHORTEST_LIFE_SECONDS)
-        self._token, self._expires = token, trio.current_time() + seconds
-        self._error = ""
-        return seconds
+        if not isinstance(kind, str) or kind.lower() != "bearer":
+            # RFC 6749 7.1: a token of an unknown type must not be used.
+            raise CredentialsUnavailable(f"{_shown(url)} gave no bearer token")
+        life = _life(answer.get("expires_in"))
+        self._token, self._expires = token, asked_at + life
+        return life
 
     async def _token_endpoint(self) -> str:
         """The token URL, or what its discovery document names (RFC 8414, OpenID discovery)."""
         url = self._config.token_url
         if "/.well-known/" not in urlsplit(url).path:
             return url
-        response = await self._client.get(url, timeout=_TOKEN_SECONDS)
+        response = await self._client(_host(url)).get(url, timeout=_TOKEN_SECONDS)
         endpoint = _json_object(response).get("token_endpoint")
         if response.status_code != 200 or not isinstance(endpoint, str):
             raise CredentialsUnavailable(f"{_shown(url)} names no token_endpoint")
-        if urlsplit(endpoint).scheme != "https" and urlsplit(url).scheme == "https":
+        scheme, host = _scheme_and_host(endpoint)
+        if scheme not in {"http", "https"} or not host:
+            raise CredentialsUnavailable(f"{_shown(url)} names a token_endpoint that is no URL")
+        near = reaches_loopback(host) or names_host(self._trusted_hosts, host)
+        if scheme == "http" and (urlsplit(url).scheme == "https" or not near):
             raise CredentialsUnavailable(f"{_shown(url)} names a token_endpoint without TLS")
         return endpoint
 
 
 def _json_object(response: httpx.Response) -> dict[str, object]:
-    if len(response.content) > FETCH_BYTES:
-        raise CredentialsUnavailable(f"{_shown(str(response.url))} answered too much")
     try:
         answer = msgspec.json.decode(response.content)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         answer = None
     return answer if isinstance(answer, dict) else {}
+
+
+def _life(expires_in: object) -> float:
+    """Seconds for which a token is valid (RFC 6749 5.1); some servers write the number as a text."""
+    if isinstance(expires_in, str) and expires_in.isascii() and expires_in.isdigit():
+        expires_in = int(expires_in[:9])
+    if not isinstance(expires_in, int | float) or isinstance(expires_in, bool) or expires_in <= 0:
+        return _UNSTATED_LIFE_SECONDS
+    return float(min(expires_in, _LONGEST_LIFE_SECONDS))
+
+
+def _scheme_and_host(url: str) -> tuple[str, str]:
+    """('', '') for what is no absolute URL, or has credentials in it."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.port != 0 and "@" not in parts.netloc and url.isprintable()
+        return (parts.scheme, parts.hostname or "") if usable else ("", "")
+    except ValueError:
+        return "", ""
+
+
+def _host(url: str) -> str:
+    return urlsplit(url).hostname or ""
 
 
 def _shown(url: str) -> str:

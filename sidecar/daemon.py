@@ -1,68 +1,50 @@
-"""The daemon: everything is made here and handed to each other; reload, drain, signals."""
+"""The daemon: everything is made here and handed to each other; signals, reload, drain, watchdog."""
 
 from __future__ import annotations
 
 import random
 import signal
-from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from sidecar import __version__, config
 from sidecar.admin import Admin
-from sidecar.agent import Agent
+from sidecar.agent import identity_of
 from sidecar.agent_view import view
 from sidecar.budget import Budget
-from sidecar.config import ConfigError, SystemdAddress, TcpAddress
+from sidecar.config import ConfigError, TcpAddress
 from sidecar.core.door import host_of
 from sidecar.core.spec import Binding
 from sidecar.credentials import CredentialsUnavailable, Secret, check_secrets
-from sidecar.doors.cards import CardDesk, Place
+from sidecar.doors.cards import CardDesk
 from sidecar.doors.entry import Entry
 from sidecar.doors.grpc import GrpcDoor
-from sidecar.doors.http import House, HttpDoor
+from sidecar.doors.http import House
 from sidecar.doors.http_json import HttpJsonDoor
 from sidecar.doors.jsonrpc import JsonRpcDoor
 from sidecar.forwarder import Forwarder
-from sidecar.listener import BindError, Listener, bind
+from sidecar.listener import BindError
+from sidecar.listeners import Listeners, place_of
 from sidecar.logs import Log, new_call_id
-from sidecar.reception import Reception, Threshold
-from sidecar.systemd import Notifier, take_sockets
+from sidecar.roster import Roster
+from sidecar.systemd import Notifier
 from sidecar.telemetry import Telemetry
-from sidecar.wire.net import Dialer
-from sidecar.wire.tls import make_server_context
+from sidecar.wire.tls import make_context
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator
 
-    from sidecar.config import Address, Config, ListenerConfig
+    from sidecar.config import Config, Limits, ListenerConfig
+    from sidecar.doors.cards import Place
+    from sidecar.listener import Listener
+    from sidecar.listeners import Prepared
+    from sidecar.reception import Door
 
-_LAG_INTERVAL_SECONDS = 0.5
-_ADMIN_CONNECTIONS = 64
-_ADMIN_MODE = 0o600
-
-# Port 0 may stand in a configuration several times, so an address alone is not enough.
-_Key: TypeAlias = "tuple[Address, int]"
-
-
-@dataclass(slots=True)
-class _OpenListener:
-    """A bound listener, the settings it is served under, and what stops its accepting."""
-
-    config: ListenerConfig | None
-    """None for the admin address."""
-    listener: Listener
-    reception: Reception
-    accepting: trio.CancelScope
-
-
-@dataclass(slots=True)
-class _RunningAgent:
-    agent: Agent
-    background: trio.CancelScope
+_TICK_SECONDS = 0.5
+# The manager wants to hear from us once per period; two chances to be late are left.
+_WATCHDOG_PART = 3
+_TIMES_TO_STOP = 3
 
 
 class Daemon:
@@ -80,19 +62,23 @@ class Daemon:
             on_drop=self._telemetry.log_dropped,
         )
         self._notifier = Notifier()
-        self._passed = take_sockets()
         self._random = random.SystemRandom()
         self._pseudonym = f"a2a-sidecar-{new_call_id(self._random)}"
-        self._draining = False
-        self._stop = trio.Event()
-        self._listeners: dict[_Key, _OpenListener] = {}
-        self._running: dict[str, _RunningAgent] = {}
-        self._agents: dict[str, Agent] = {}
-        """The present agents by name; doors look them up here at each request."""
-        self._cards = CardDesk()
         self._forwarder = Forwarder(telemetry=self._telemetry, log=self._log)
         self._budget = Budget(loaded.limits.buffered_bytes)
-        self._dialer = Dialer(stall_seconds=loaded.limits.stall_seconds)
+        self._cards = CardDesk()
+        self._roster = Roster(telemetry=self._telemetry, log=self._log, rng=self._random)
+        self._listeners = Listeners(make_door=self._door, telemetry=self._telemetry, log=self._log)
+        self._changing = trio.Lock()
+        """Held while a configuration takes effect, so that no drain begins in the middle."""
+        self._draining = False
+        self._reload_error: str | None = None
+        self._reload_wanted = trio.Event()
+        self._stop = trio.Event()
+        self._hurry = trio.Event()
+        self._stops = 0
+        self.interrupted = False
+        """SIGINT came again while calls were drained."""
         self._nursery: trio.Nursery
 
     # --- what the admin address shows ---------------------------------------------------------
@@ -101,7 +87,8 @@ class Daemon:
         """Why the daemon is not ready; empty when it is."""
         if self._draining:
             return ["draining"]
-        reasons = [agent.why_unready for agent in self._agents.values() if agent.config.enabled]
+        agents = self._roster.agents.values()
+        reasons = [agent.why_unready for agent in agents if agent.config.enabled]
         return reasons if all(reasons) else []
 
     def status(self) -> dict[str, Any]:
@@ -110,281 +97,213 @@ class Daemon:
             "version": __version__,
             "ready": not self.unready(),
             "draining": self._draining,
+            "reload_error": self._reload_error,
             "listeners": [
                 {"address": str(place.address), "binding": str(place.binding)}
-                for place in self._places()
+                for place in self._listeners.places
             ],
-            "agents": {name: view(agent) for name, agent in self._agents.items()},
+            "agents": {name: view(agent) for name, agent in self._roster.agents.items()},
         }
 
     # --- life ---------------------------------------------------------------------------------
 
-    async def run(self, *, on_ready: Callable[[Daemon], None] | None = None) -> None:
+    async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain.
 
-        Raises BindError and CredentialsUnavailable before anything runs.
+        A second signal ends the drain: calls are told so and broken off; a third one ends
+        everything. Raises BindError and CredentialsUnavailable before anything runs.
         """
+        # What comes between our handlers and the end of the process must not kill it.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         try:
-            bound = self._prepare(self._config)
-            async with trio.open_nursery() as self._nursery:
-                await self._apply(self._config, bound)
-                self._nursery.start_soon(self._watch_signals)
-                self._nursery.start_soon(self._measure_lag)
-                self._announce()
-                if on_ready is not None:
-                    on_ready(self)
-                await self._stop.wait()
-                await self._drain()
-                self._nursery.cancel_scope.cancel()
-            self._log.info("stopped")
+            with trio.open_signal_receiver(*signals) as received:
+                await trio.to_thread.run_sync(self._check_files, self._config)
+                await self._serve(received)
         finally:
             self._log.close()
 
-    def stop(self) -> None:
-        """Begin to drain, as SIGTERM does."""
-        self._stop.set()
-
-    @property
-    def listener_addresses(self) -> list[str]:
-        """Where the listeners are bound."""
-        return [str(place.address) for place in self._places()]
-
-    @property
-    def admin_address(self) -> str:
-        """Where the admin address is bound."""
-        admin = next(one for one in self._listeners.values() if one.config is None)
-        return str(admin.listener.address)
+    async def _serve(self, signals: AsyncIterator[int]) -> None:
+        prepared = self._listeners.prepare(self._config)
+        async with trio.open_nursery() as self._nursery:
+            self._listeners.start(self._nursery)
+            self._roster.start(self._nursery)
+            self._nursery.start_soon(self._watch_signals, signals)
+            await self._apply(prepared)
+            self._nursery.start_soon(self._keep_time)
+            self._nursery.start_soon(self._reload_when_asked)
+            self._announce()
+            await self._stop.wait()
+            await self._drain()
+            self._nursery.cancel_scope.cancel()
+        self._log.info("stopped")
 
     def _announce(self) -> None:
         self._log.info(
             "started",
             version=__version__,
-            listeners=",".join(self.listener_addresses),
-            admin=self.admin_address,
-            agents=",".join(self._agents),
+            listeners=",".join(str(place.address) for place in self._listeners.places),
+            admin=self._listeners.admin_address,
+            agents=",".join(self._roster.agents),
         )
         self._notifier.ready(self._summary())
 
     def _summary(self) -> str:
-        agents = self._agents.values()
+        """The state in a line, for `systemctl status`."""
+        if self._draining:
+            return f"draining, {self._listeners.connections} connections left"
+        agents = [one for one in self._roster.agents.values() if one.config.enabled]
         usable = sum(1 for agent in agents if agent.generation is not None)
-        return f"{usable} of {len(agents)} agents reachable"
+        failed = "; the last reload failed" if self._reload_error else ""
+        return f"{usable} of {len(agents)} agents can be called{failed}"
+
+    async def _watch_signals(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
+            if number == signal.SIGHUP:
+                self._reload_wanted.set()
+                continue
+            self._stops += 1
+            self._stop.set()
+            if self._stops > 1:
+                self._hurry.set()
+                self.interrupted = number == signal.SIGINT
+            if self._stops >= _TIMES_TO_STOP:
+                self._nursery.cancel_scope.cancel()
+
+    async def _keep_time(self) -> None:
+        """Measure how late the loop is, and tell the manager that it turns."""
+        watchdog = self._notifier.watchdog_seconds / _WATCHDOG_PART
+        tick = min(_TICK_SECONDS, watchdog or _TICK_SECONDS)
+        alive_at = trio.current_time()
+        while True:
+            due = trio.current_time() + tick
+            await trio.sleep_until(due)
+            now = trio.current_time()
+            self._telemetry.loop_lag(max(now - due, 0.0))
+            self._log.tick()
+            self._notifier.status(self._summary())
+            if watchdog and now >= alive_at:
+                alive_at = now + watchdog - tick / 2
+                self._notifier.alive()
+
+    # --- the end ------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        self._draining = True
+        async with self._changing:
+            self._draining = True
         self._telemetry.draining()
-        self._notifier.stopping()
+        self._notifier.stopping(self._summary())
         seconds = self._config.limits.drain_seconds
-        self._log.info("draining", seconds=seconds)
+        self._log.info("draining", seconds=seconds, connections=self._listeners.connections)
+        self._listeners.drain(seconds)
         async with trio.open_nursery() as nursery:
-            for open_listener in self._listeners.values():
-                # The admin address stays to the end: `/readyz` has to say 503.
-                if open_listener.config is not None:
-                    open_listener.accepting.cancel()
-                    open_listener.reception.retire(seconds)
-                    nursery.start_soon(open_listener.reception.ended.wait)
+            nursery.start_soon(self._hurry_when_told)
+            await self._listeners.drained()
+            nursery.cancel_scope.cancel()
+
+    async def _hurry_when_told(self) -> None:
+        await self._hurry.wait()
+        self._log.info("drain cut short", connections=self._listeners.connections)
+        self._listeners.hurry()
 
     # --- configuration ------------------------------------------------------------------------
+
+    async def _reload_when_asked(self) -> None:
+        while True:
+            await self._reload_wanted.wait()
+            # What is asked for from now on is another reload.
+            self._reload_wanted = trio.Event()
+            try:
+                await self.reload()
+            except Exception as error:
+                self._telemetry.internal_error("reload")
+                self._log.error("internal error", where="reload", error=repr(error))
+                self._reload_failed("internal error")
 
     async def reload(self) -> None:
         """Read the configuration again and put it into effect as a whole, or change nothing."""
         if self._path is None:
             self._log.warning("reload ignored", reason="there is no configuration file")
             return
+        if self._stop.is_set():
+            self._log.warning("reload ignored", reason="the sidecar is shutting down")
+            return
         self._notifier.reloading()
         try:
-            loaded = await trio.to_thread.run_sync(config.load, self._path)
-            bound = self._prepare(loaded)
+            loaded = await trio.to_thread.run_sync(self._read, self._path, abandon_on_cancel=True)
+            async with self._changing:
+                if self._draining:
+                    return
+                await self._apply(self._listeners.prepare(loaded))
         except (ConfigError, BindError, CredentialsUnavailable) as error:
-            for line in str(error).splitlines():
-                self._log.error("reload failed", problem=line)
-            self._telemetry.reloaded(successful=False)
+            self._reload_failed(str(error))
         else:
-            await self._apply(loaded, bound)
+            self._reload_error = None
             self._telemetry.reloaded(successful=True)
-            self._log.info("reloaded", agents=",".join(self._agents))
+            self._log.info("reloaded", agents=",".join(self._roster.agents))
         self._notifier.ready(self._summary())
 
-    def _prepare(self, loaded: Config) -> dict[_Key, Listener]:
-        """Do all of `loaded` that can fail, or nothing: read secrets, listen on new addresses.
+    def _reload_failed(self, why: str) -> None:
+        self._reload_error = why
+        self._telemetry.reloaded(successful=False)
+        for line in why.splitlines():
+            self._log.error("reload failed", problem=line)
 
-        Raises CredentialsUnavailable and BindError.
-        """
-        for agent_config in loaded.agents.values():
-            check_secrets(agent_config.auth, self._log)
-            check_secrets(agent_config.discovery_auth, self._log)
-        for one in loaded.listeners:
-            if one.token is not None:
-                Secret(one.token, self._log).read()
+    def _read(self, path: str) -> Config:
+        """For a thread: files may be slow."""
+        loaded = config.load(path)
+        self._check_files(loaded)
+        return loaded
+
+    def _check_files(self, loaded: Config) -> None:
+        """Read every secret and certificate once; raises CredentialsUnavailable."""
+        for name, agent in loaded.agents.items():
             try:
-                _threshold(one)
+                check_secrets(agent.auth, self._log)
+                check_secrets(agent.discovery_auth, self._log)
+                if agent.tls.ca_file or agent.tls.client_cert_file:
+                    make_context(identity_of(agent), "")
+            except CredentialsUnavailable as error:
+                raise CredentialsUnavailable(f"agents.{name}: {error}") from None
             except OSError as error:
-                raise BindError(f"{one.address}: its certificate: {error}") from None
-        bound: dict[_Key, Listener] = {}
-        try:
-            for key, listener_config in _wanted(loaded).items():
-                if key not in self._listeners:
-                    mode = _ADMIN_MODE if listener_config is None else listener_config.mode
-                    bound[key] = Listener(self._socket(key[0], mode), key[0], log=self._log)
-        except BaseException:
-            for listener in bound.values():
-                listener.close()
-            raise
-        return bound
+                raise CredentialsUnavailable(
+                    f"agents.{name}.tls: {error.strerror or error}"
+                ) from None
+        for listener in loaded.listeners:
+            if listener.token is not None:
+                try:
+                    Secret(listener.token, self._log).read()
+                except CredentialsUnavailable as error:
+                    raise CredentialsUnavailable(f"{listener.address}: {error}") from None
 
-    def _socket(self, address: Address, mode: int) -> socket.socket:
-        """A listening socket of our own, or one that systemd passed; raises BindError."""
-        if not isinstance(address, SystemdAddress):
-            return bind(address, mode)
-        passed = self._passed.get(address.name, [])
-        if len(passed) != 1:
-            raise BindError(
-                f"{address}: systemd passed {len(passed)} sockets of that FileDescriptorName"
-            )
-        # A duplicate: the socket outlives a reload that drops the listener.
-        return passed[0].dup()
-
-    async def _apply(self, loaded: Config, bound: dict[_Key, Listener]) -> None:
-        """Put `loaded` into effect; nothing here can fail because of it."""
-        same_limits = loaded.limits == self._config.limits
-        self._budget.total = loaded.limits.buffered_bytes
+    async def _apply(self, prepared: Prepared) -> None:
+        """Put a configuration into effect; nothing here can fail because of it."""
+        loaded = prepared.loaded
+        await self._listeners.stand_by(prepared)
         self._config = loaded
+        self._budget.resize(loaded.limits.buffered_bytes)
         self._log.configure(level=loaded.log.level, form=loaded.log.format)
         self._forwarder.log_calls = loaded.log.calls
-        wanted = _wanted(loaded)
-        for key in [one for one in self._listeners if one not in wanted]:
-            closed = self._listeners.pop(key)
-            closed.accepting.cancel()
-            closed.reception.retire(loaded.limits.drain_seconds)
-        kept = self._listeners
-        own_addresses = _own_addresses([*(one.listener for one in kept.values()), *bound.values()])
-        self._apply_agents(loaded, own_addresses, same_limits=same_limits)
-        for key, listener_config in wanted.items():
-            present = kept.get(key)
-            if present is None:
-                await self._open(listener_config, key, bound[key])
-            elif present.config != listener_config or not same_limits:
-                await self._replace(present, listener_config)
-        self._cards.use(self._places())
+        self._roster.apply(loaded, self._listeners.own_addresses(prepared))
+        self._listeners.apply(prepared)
+        self._cards.use(self._listeners.places)
 
-    def _apply_agents(
-        self, loaded: Config, own_addresses: frozenset[tuple[str, int]], *, same_limits: bool
-    ) -> None:
-        for name in [name for name in self._running if name not in loaded.agents]:
-            self._retire(name)
-            self._telemetry.unwatch(name)
-        for name, agent_config in loaded.agents.items():
-            present = self._running.get(name)
-            unchanged = present is not None and present.agent.config == agent_config
-            if unchanged and same_limits:
-                continue
-            agent = Agent(
-                name,
-                agent_config,
-                dialer=self._dialer,
-                limits=loaded.limits,
-                own_addresses=own_addresses,
-                telemetry=self._telemetry,
-                log=self._log,
-                rng=self._random,
-            )
-            if present is not None:
-                agent.take_over(present.agent)
-                self._retire(name)
-            self._start(agent)
-        # The order of the file is the order in status and errors.
-        for name in loaded.agents:
-            self._agents[name] = self._agents.pop(name)
-
-    def _start(self, agent: Agent) -> None:
-        background = trio.CancelScope()
-
-        async def run() -> None:
-            with background:
-                await agent.run()
-
-        self._running[agent.name] = _RunningAgent(agent, background)
-        self._agents[agent.name] = agent
-        self._telemetry.watch(agent.name, agent)
-        if agent.config.enabled:
-            self._nursery.start_soon(run)
-
-    def _retire(self, name: str) -> None:
-        """No new calls for this agent; those under way finish, within the drain's time."""
-        running = self._running.pop(name)
-        self._agents.pop(name, None)
-        self._nursery.start_soon(self._end_agent, running, self._config.limits.drain_seconds)
-
-    async def _end_agent(self, running: _RunningAgent, seconds: float) -> None:
-        agent = running.agent
-        deadline = trio.current_time() + seconds
-        while agent.in_flight or agent.streams:
-            if trio.current_time() >= deadline:
-                agent.breaker.trip()
-            await trio.sleep(0.1)
-        running.background.cancel()
-
-    # --- listeners ----------------------------------------------------------------------------
-
-    def _places(self) -> list[Place]:
-        return [
-            _place(one.config, one.listener)
-            for one in self._listeners.values()
-            if one.config is not None
-        ]
-
-    async def _open(
-        self, listener_config: ListenerConfig | None, key: _Key, listener: Listener
-    ) -> None:
-        accepting = trio.CancelScope()
-        reception = await self._reception(listener_config, listener)
-        listener.receiver = reception
-
-        async def accept() -> None:
-            with accepting:
-                await listener.run()
-
-        self._listeners[key] = _OpenListener(listener_config, listener, reception, accepting)
-        self._nursery.start_soon(accept)
-
-    async def _replace(
-        self, present: _OpenListener, listener_config: ListenerConfig | None
-    ) -> None:
-        """New connections get the new settings; those there are finish under the old ones."""
-        reception = await self._reception(listener_config, present.listener)
-        present.listener.receiver = reception
-        present.reception.retire(self._config.limits.drain_seconds)
-        present.reception, present.config = reception, listener_config
-
-    async def _reception(
-        self, listener_config: ListenerConfig | None, listener: Listener
-    ) -> Reception:
-        limits = self._config.limits
-        agents = self._config.agents.values()
-        reception = Reception(
-            self._door(listener_config, listener),
-            limits=limits,
-            threshold=_threshold(listener_config),
-            max_connections=limits.connections if listener_config else _ADMIN_CONNECTIONS,
-            max_streams=max(sum(one.max_concurrency + one.max_streams for one in agents), 1),
-            telemetry=self._telemetry,
-            log=self._log,
-        )
-        await self._nursery.start(reception.run)
-        return reception
-
-    def _door(self, listener_config: ListenerConfig | None, listener: Listener) -> HttpDoor | Admin:
+    def _door(
+        self, listener_config: ListenerConfig | None, listener: Listener, limits: Limits
+    ) -> Door:
+        """What answers the requests of one listener; None: of the admin address."""
         if listener_config is None:
             return Admin(self._telemetry, self)
         house = House(
             forwarder=self._forwarder,
-            agents=self._agents,
+            agents=self._roster.agents,
             cards=self._cards,
-            limits=self._config.limits,
+            limits=limits,
             budget=self._budget,
             new_call_id=lambda: new_call_id(self._random),
+            count_limit=self._telemetry.limit,
         )
-        place = _place(listener_config, listener)
+        place = place_of(listener_config, listener)
         token = listener_config.token
         advertised = {host_of(place.advertise)} if place.advertise else set()
         entry = Entry(
@@ -401,79 +320,6 @@ class Daemon:
             case Binding.GRPC:
                 return GrpcDoor(house, place, entry, is_ready=lambda: not self.unready())
 
-    # --- background ---------------------------------------------------------------------------
-
-    async def _watch_signals(self) -> None:
-        wanted = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        with trio.open_signal_receiver(*wanted) as signals:
-            async for number in signals:
-                if number == signal.SIGHUP:
-                    if not self._draining:
-                        await self.reload()
-                elif self._stop.is_set():
-                    raise KeyboardInterrupt  # a second signal ends at once
-                else:
-                    self._stop.set()
-
-    async def _measure_lag(self) -> None:
-        """How late the loop is; the watchdog hears of it only while it turns."""
-        interval = _LAG_INTERVAL_SECONDS
-        if self._notifier.watchdog_seconds:
-            interval = min(interval, self._notifier.watchdog_seconds / 2)
-        while True:
-            due = trio.current_time() + interval
-            await trio.sleep_until(due)
-            self._telemetry.loop_lag(max(trio.current_time() - due, 0.0))
-            self._log.tick()
-            if self._notifier.watchdog_seconds:
-                self._notifier.alive()
-
-
-def _place(listener_config: ListenerConfig, listener: Listener) -> Place:
-    return Place(
-        binding=listener_config.binding,
-        address=listener.address,
-        agent=listener_config.agent,
-        tls=listener_config.tls_cert_file is not None,
-        advertise=listener_config.advertise,
-        asks_for_token=listener_config.token is not None,
-    )
-
 
 def _bound_host(place: Place) -> frozenset[str]:
     return frozenset({place.address.host} if isinstance(place.address, TcpAddress) else ())
-
-
-def _threshold(listener_config: ListenerConfig | None) -> Threshold:
-    if listener_config is None:
-        return Threshold()
-    tls = None
-    if listener_config.tls_cert_file is not None:
-        tls = make_server_context(
-            str(listener_config.tls_cert_file), str(listener_config.tls_key_file)
-        )
-    return Threshold(
-        uids=frozenset(listener_config.allow_uids),
-        gids=frozenset(listener_config.allow_gids),
-        tls=tls,
-    )
-
-
-def _wanted(loaded: Config) -> dict[_Key, ListenerConfig | None]:
-    """Everything to listen on, by what identifies it across reloads; None for the admin address."""
-    wanted: dict[_Key, ListenerConfig | None] = {}
-    seen: Counter[Address] = Counter()
-    entries = [(one.address, one) for one in loaded.listeners]
-    for address, listener_config in [*entries, (loaded.admin.address, None)]:
-        wanted[address, seen[address]] = listener_config
-        seen[address] += 1
-    return wanted
-
-
-def _own_addresses(listeners: list[Listener]) -> frozenset[tuple[str, int]]:
-    """What no card may point at."""
-    return frozenset(
-        (one.address.host, one.address.port)
-        for one in listeners
-        if isinstance(one.address, TcpAddress)
-    )

@@ -38,7 +38,14 @@ _LONGEST_AGE: Final = 2**31
 
 
 class CardFetchError(Exception):
-    """No card was had; the text is a sentence for people, without query and credentials."""
+    """No card was had; the text is a sentence for people, without query and credentials.
+
+    `status` is that of the answer, None when none came.
+    """
+
+    def __init__(self, sentence: str, *, status: int | None = None) -> None:
+        super().__init__(sentence)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +176,7 @@ class CardSource:
         try:
             return await fetch(self._client, url, headers=headers, timeout=self._timeout_seconds)
         except FetchError as error:
-            raise CardFetchError(f"the card: {error}") from error
+            raise CardFetchError(f"the card: {error}", status=error.status) from error
 
 
 def _conditions(validators: Validators) -> Headers:
@@ -207,7 +214,7 @@ def _card_bytes(reply: Fetched) -> bytes:
     where = f"{_plain(reply.url)} answered {reply.status} with {content_type}"
     if reply.status != 200:
         hint = ": check discovery_auth" if reply.status in {401, 403} else ""
-        raise CardFetchError(f"{where}, not with a card{hint}")
+        raise CardFetchError(f"{where}, not with a card{hint}", status=reply.status)
     if "html" in content_type.lower():
         raise CardFetchError(f"{where}: a web page, not a card")
     try:

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import random
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from sidecar.agent import identity_of, policy_of
-from sidecar.config import AgentConfig
+from sidecar.config import AgentConfig, TcpAddress
 from sidecar.core.card import Card, CardError, read_card
+from sidecar.credentials import Credentials, CredentialsUnavailable
 from sidecar.discovery import CardFetchError, CardSource, resolve_source
-from sidecar.wire.fetch import client
+from sidecar.logs import Log
+from sidecar.signatures import UntrustedCard, Vetting
+from sidecar.wire.fetch import client, fetch
 from sidecar.wire.net import Dialer
 
 if TYPE_CHECKING:
+    import httpx
+
     from sidecar.config import Config
+    from sidecar.core.types import Interface
     from sidecar.discovery import FetchedCard
+    from sidecar.wire.fetch import Fetched
+
+_STALL_SECONDS = 10.0
+_KEYS_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """A card as it was fetched and looked at."""
+
+    agent: AgentConfig
+    fetched: FetchedCard
+    data: bytes
+    distrust: str
+    """Why the card would be rejected whatever is in it; '' if it would not."""
+    signed_by: str
+    """The key whose signature was verified, '' for none."""
 
 
 def explain(source: str, config: Config | None, *, raw: bool, as_json: bool) -> int:
@@ -29,17 +55,16 @@ def explain(source: str, config: Config | None, *, raw: bool, as_json: bool) -> 
         print(f"{source!r} is not an agent, a card's URL or a file{hint}", file=sys.stderr)
         return 1
     try:
-        fetched = trio.run(_fetch, agent)
-        assert fetched.data is not None  # a fetch without validators brings a card
+        found = trio.run(_look, agent)
         if raw:
-            sys.stdout.write(fetched.data.decode("utf-8", "replace") + "\n")
+            sys.stdout.write(found.data.decode("utf-8", "replace") + "\n")
             return 0
-        card = read_card(fetched.data, policy_of(agent, fetched))
-    except (CardFetchError, CardError) as error:
+        card = read_card(found.data, policy_of(agent, found.fetched, _own_addresses(config)))
+    except (CardFetchError, CardError, CredentialsUnavailable) as error:
         print(f"{source}: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(_as_data(card), indent=2) if as_json else _as_text(card, fetched))
-    return 0 if card.candidates else 1
+    print(json.dumps(_as_data(card, found), indent=2) if as_json else _as_text(card, found))
+    return 0 if card.candidates and not found.distrust else 1
 
 
 def _unconfigured(source: str) -> AgentConfig | None:
@@ -49,14 +74,72 @@ def _unconfigured(source: str) -> AgentConfig | None:
         return None
 
 
-async def _fetch(agent: AgentConfig) -> FetchedCard:
-    http = client(Dialer(stall_seconds=10), identity=identity_of(agent), permit=lambda _: "")
-    return await CardSource(resolve_source(agent.card, agent.card_exact), http).fetch()
+def _own_addresses(config: Config | None) -> frozenset[tuple[str, int]]:
+    """Where the sidecar itself would listen."""
+    if config is None:
+        return frozenset()
+    addresses = [config.admin.address, *(one.address for one in config.listeners)]
+    return frozenset((one.host, one.port) for one in addresses if isinstance(one, TcpAddress))
 
 
-def _as_data(card: Card) -> dict[str, Any]:
+async def _look(agent: AgentConfig) -> _Found:
+    """Fetch the card as the daemon would, and ask of it what the daemon would."""
+    dialer = Dialer(stall_seconds=_STALL_SECONDS)
+
+    def http(_host: str) -> httpx.AsyncClient:
+        identity = identity_of(agent)
+        return client(dialer, identity=identity, permit=lambda _: "", proxy=agent.proxy)
+
+    async def get(url: str) -> Fetched:
+        return await fetch(http(""), url, headers=[], timeout=_KEYS_SECONDS)
+
+    log = Log(level="error", form="text", clock=trio.current_time)
+    try:
+        credentials = Credentials(
+            agent.discovery_auth,
+            client=http,
+            log=log,
+            rng=random.SystemRandom(),
+            trusted_hosts=frozenset(agent.trusted_hosts),
+        )
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(credentials.run)
+            headers = await credentials.headers()
+            nursery.cancel_scope.cancel()
+    finally:
+        log.close()
+    source = CardSource(resolve_source(agent.card, agent.card_exact), http(""))
+    fetched = await source.fetch(headers=headers)
+    assert fetched.data is not None  # a fetch without validators brings a card
+    vetting, distrust = Vetting(agent, get), ""
+    try:
+        await vetting.check(fetched)
+    except UntrustedCard as error:
+        distrust = str(error)
+    return _Found(
+        agent=agent,
+        fetched=fetched,
+        data=fetched.data,
+        distrust=distrust,
+        signed_by=vetting.signed_by,
+    )
+
+
+def _configured_credentials(agent: AgentConfig) -> list[str]:
+    """The names of what calls carry."""
+    names = [*agent.auth.headers, *(["authorization"] if agent.auth.bearer else [])]
+    if agent.auth.oauth is not None:
+        names.append("authorization (OAuth)")
+    if agent.tls.client_cert_file is not None:
+        names.append("client certificate")
+    return names
+
+
+def _as_data(card: Card, found: _Found) -> dict[str, Any]:
     return {
         "name": card.name,
+        "sha256": hashlib.sha256(found.data).hexdigest(),
+        "rejected": found.distrust or None,
         "candidates": [
             {
                 "interface": one.label,
@@ -67,6 +150,10 @@ def _as_data(card: Card) -> dict[str, Any]:
                 "version": str(one.version),
                 "tenant": one.tenant or None,
                 "assumed": one.assumed,
+                "credentials": {
+                    "configured": _configured_credentials(found.agent),
+                    "callers": not one.refuses_callers_credentials,
+                },
             }
             for one in card.candidates
         ],
@@ -77,24 +164,27 @@ def _as_data(card: Card) -> dict[str, Any]:
         "warnings": list(card.warnings),
         "contradiction": card.contradiction or None,
         "signed": card.signed,
+        "signature_verified_by": found.signed_by or None,
     }
 
 
-def _as_text(card: Card, fetched: FetchedCard) -> str:
-    lines = [f"{card.name or 'unnamed agent'}, card from {fetched.source_scheme} {fetched.url}"]
+def _as_text(card: Card, found: _Found) -> str:
+    fetched = found.fetched
+    url = fetched.url.partition("?")[0]
+    lines = [
+        f"{card.name or 'unnamed agent'}, card from {fetched.source_scheme} {url}",
+        f"sha256 {hashlib.sha256(found.data).hexdigest()}",
+    ]
+    if found.distrust:
+        lines.append(f"rejected: {found.distrust}")
     if card.candidates:
         lines.append("candidates, in the order in which they are tried:")
     else:
         lines.append("no interface of this card can be used")
-    for number, one in enumerate(card.candidates, 1):
-        extra = [f"version {one.version}", "TLS" if one.tls else "plaintext"]
-        if one.tenant:
-            extra.append(f"tenant {one.tenant}")
-        if one.assumed:
-            extra.append("binding assumed")
-        if one.refuses_callers_credentials:
-            extra.append("not for calls with credentials of their own")
-        lines.append(f"  {number}. {one.label:<14} {one.address:<28} {', '.join(extra)}")
+    lines += [
+        f"  {number}. {one.label:<14} {one.address:<28} {_details(one, found.agent)}"
+        for number, one in enumerate(card.candidates, 1)
+    ]
     if card.ineligible:
         lines.append("not used:")
         lines += [
@@ -104,6 +194,25 @@ def _as_text(card: Card, fetched: FetchedCard) -> str:
     lines += [f"warning: {warning}" for warning in card.warnings]
     if card.contradiction:
         lines.append(f"the card contradicts itself: {card.contradiction}")
-    if card.signed:
-        lines.append("the card is signed; signatures are not verified")
+    if found.signed_by:
+        lines.append(f"the card is signed, verified with {found.signed_by}")
+    elif card.signed and not found.distrust:
+        lines.append("the card is signed; verify_signatures is off")
     return "\n".join(lines)
+
+
+def _details(one: Interface, agent: AgentConfig) -> str:
+    """What is known of a candidate besides its address."""
+    known = [f"version {one.version}", "TLS" if one.tls else "plaintext"]
+    if one.tenant:
+        known.append(f"tenant {one.tenant}")
+    if one.assumed:
+        known.append("binding assumed")
+    configured = _configured_credentials(agent)
+    if configured:
+        known.append(f"gets {' and '.join(configured)}")
+    if one.refuses_callers_credentials:
+        known.append("not for calls with credentials of their own")
+    elif not configured:
+        known.append("gets the caller's credentials")
+    return ", ".join(known)

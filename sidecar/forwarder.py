@@ -354,6 +354,7 @@ class _Passage:
             f" ({errors.describe(self.attempts[-1])})"
         )
         if outcome.result == "too_large":
+            self._account.limit("event_bytes" if self._state is not None else "response_bytes")
             message = f"{ended.detail}: see limits.response_bytes and limits.event_bytes"
         elif self._state is not None and self._state.task_id:
             tried = errors.describe(self.attempts[-1])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _BACKLOG = 1024
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _ACCEPT_PAUSE_SECONDS = 0.1
+_TELL_AGAIN_SECONDS = 60.0
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _TLS_HANDSHAKE = 0x16
@@ -76,7 +77,9 @@ def bind(address: TcpAddress | UnixAddress, mode: int = 0o660) -> socket.socket:
 def _bind_unix(path: str, mode: int) -> socket.socket:
     if _is_live(path):
         raise OSError(errno.EADDRINUSE, "a process is listening there")
-    temporary = f"{path}.{os.getpid()}"
+    # The shorter of two names: the path itself may be as long as it can be.
+    beside = os.path.join(os.path.dirname(path), f".{os.getpid():x}")
+    temporary = min(f"{path}.{os.getpid():x}", beside, key=len)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -125,6 +128,8 @@ class Listener:
         self._sock = sock
         self._inode = self._own_inode()
         self._log = log
+        self._tell_at = 0.0
+        """When the log may hear again that nothing can be accepted."""
 
     def _own_inode(self) -> int | None:
         if self._passed or not isinstance(self.address, UnixAddress):
@@ -132,6 +137,11 @@ class Listener:
         with contextlib.suppress(OSError):
             return os.stat(self.address.path).st_ino
         return None
+
+    @property
+    def reachable(self) -> bool:
+        """Whether the file of a Unix socket is still there and ours."""
+        return self._inode is None or self._inode == self._own_inode()
 
     async def run(self) -> None:
         """Accept until cancelled, and close."""
@@ -149,12 +159,24 @@ class Listener:
         finally:
             self.close()
 
+    def accept_waiting(self) -> None:
+        """Take what has connected already: closing the socket would break it off.
+
+        Sockets of systemd stay open, and the next process takes what waits there.
+        """
+        if self._passed:
+            return
+        with contextlib.suppress(OSError):
+            for _ in range(_BACKLOG):
+                self.receiver.receive(self._sock.accept()[0])
+
     async def _cannot_accept(self, error: OSError) -> None:
         """A client that is gone again is nothing; without descriptors it is better to wait."""
-        if error.errno in _OUT_OF_RESOURCES:
-            reason = os.strerror(error.errno or 0)
-            self._log.limited(("accept", error.errno), "error", "cannot accept", error=reason)
-            await trio.sleep(_ACCEPT_PAUSE_SECONDS)
+        now = trio.current_time()
+        if error.errno in _OUT_OF_RESOURCES and now >= self._tell_at:
+            self._tell_at = now + _TELL_AGAIN_SECONDS
+            self._log.error("cannot accept", listener=str(self.address), error=error.strerror)
+        await trio.sleep(_ACCEPT_PAUSE_SECONDS)
 
     def close(self) -> None:
         """Stop listening; a Unix socket's file goes if it is still ours."""

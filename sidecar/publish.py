@@ -91,7 +91,7 @@ class Guard:
         self._identity = identity_of(config)
         self._credentials = Credentials(
             config.auth,
-            client=lambda: client(dialer, identity=self._identity, permit=lambda _: ""),
+            client=lambda _: client(dialer, identity=self._identity, permit=lambda _: ""),
             log=log,
             rng=rng,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from dataclasses import dataclass
@@ -9,16 +10,20 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from sidecar.core import errors
 from sidecar.core.types import Break
 from sidecar.doors.grpc import GrpcDoor
+from sidecar.doors.http import HttpDoor
 from sidecar.listener import is_http2, is_tls
+from sidecar.wire.http1_request import error_head
 from sidecar.wire.http1_server import Connections, Http1Limits, serve_http1
 from sidecar.wire.http2_server import Http2Limits, Http2ServerConnection
-from sidecar.wire.sockets import SocketWire, WireBroken
+from sidecar.wire.sockets import SocketWire, WireBroken, is_reserved
 from sidecar.wire.tls import accept_tls
 
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Iterator
 
     from sidecar.breaker import Breaker
     from sidecar.config import Limits
@@ -30,10 +35,15 @@ if TYPE_CHECKING:
 
 # A client that connects and says nothing is as idle as one between two requests.
 _SILENT_SECONDS = 300.0
+# In a drain it may stay so long: its request can be on the way.
+_CLOSING_SECONDS = 1.0
 # After its calls were broken off, a connection has this long to tell its client so.
 _LAST_WORDS_SECONDS = 2.0
 _HANDSHAKE_SECONDS = 10.0
-_UCRED = struct.Struct("3i")  # unix(7): pid, uid, gid
+_LIMITS_OF_HTTP = {408: "slow_request", 431: "header_bytes"}
+_UCRED = struct.Struct("iII")  # unix(7): pid, uid, gid
+_SO_PEERGROUPS = 59  # of Linux; the socket module does not name it
+_GROUPS_BYTES = 1024
 
 
 class Door(Protocol):
@@ -67,7 +77,16 @@ class Threshold:
             return False
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         _, uid, gid = _UCRED.unpack(credentials)
-        return uid in self.uids or gid in self.gids
+        return uid in self.uids or not self.gids.isdisjoint({gid, *_further_groups(sock)})
+
+
+def _further_groups(sock: socket.socket) -> tuple[int, ...]:
+    """Supplementary groups of the process at the other end; none when there are too many to tell."""
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+    except OSError:
+        return ()
+    return struct.unpack(f"{len(raw) // 4}I", raw)
 
 
 class Reception:
@@ -84,8 +103,11 @@ class Reception:
         telemetry: Telemetry,
         log: Log,
     ) -> None:
+        self.threshold = threshold
+        """Of connections that come from now on; may be replaced at any time."""
+        self.max_streams = max_streams
+        """The same, for the streams of an HTTP/2 connection."""
         self._door = door
-        self._threshold = threshold
         self._stall_seconds = limits.stall_seconds
         self._most = max_connections
         self._telemetry = telemetry
@@ -93,20 +115,24 @@ class Reception:
         self._http1_limits = Http1Limits(
             header_bytes=limits.header_bytes, stall_seconds=limits.stall_seconds
         )
-        self._http2_limits = Http2Limits(
-            max_streams=max_streams,
-            header_bytes=limits.header_bytes,
-            stall_seconds=limits.stall_seconds,
-        )
+        self._header_bytes = limits.header_bytes
         self._http1 = Connections()
         self._http2: set[Http2ServerConnection] = set()
+        self._silent: dict[trio.CancelScope, None] = {}
+        """Of connections that have not said anything yet, the longest silent one first."""
         self._open = 0
         self._nursery: trio.Nursery
         self._retired = trio.Event()
         self._last_gone = trio.Event()
+        self._patience = trio.CancelScope()
+        """Its deadline is the end of the drain."""
         self.ended = trio.Event()
         """It was retired, and its last connection has ended."""
-        self._drain_seconds = 0.0
+
+    @property
+    def connections(self) -> int:
+        """Connections that have not ended."""
+        return self._open
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve connections until it is retired and the last one has ended."""
@@ -114,6 +140,7 @@ class Reception:
             task_status.started()
             await self._retired.wait()
             self._http1.begin_closing()
+            self._close_silent(_CLOSING_SECONDS)
             for connection in self._http2:
                 connection.drain()
             self._nursery.start_soon(self._end_drain, self._nursery.cancel_scope)
@@ -123,29 +150,74 @@ class Reception:
         self.ended.set()
 
     async def _end_drain(self, scope: trio.CancelScope) -> None:
-        await trio.sleep(self._drain_seconds)
-        self._door.breaker.trip()
+        with self._patience:
+            await trio.sleep_forever()
         scope.deadline = trio.current_time() + _LAST_WORDS_SECONDS
+        self._door.breaker.trip()
 
     def retire(self, drain_seconds: float) -> None:
-        """Take nothing new; what is under way has `drain_seconds`, then it is told to end."""
-        self._drain_seconds = drain_seconds
+        """Take nothing new; what is under way has `drain_seconds`, then it is told to end.
+
+        Said again, the earlier end counts.
+        """
+        self._patience.deadline = min(self._patience.deadline, trio.current_time() + drain_seconds)
         self._retired.set()
+
+    def hurry(self) -> None:
+        """After `retire`: tell what is under way to end now, and close what is idle."""
+        self._patience.deadline = trio.current_time()
+        self._close_silent(0)
+        while self._http1.close_longest_idle():
+            pass
+
+    def _close_silent(self, seconds: float) -> None:
+        end = trio.current_time() + seconds
+        for silent in self._silent:
+            silent.deadline = min(silent.deadline, end)
 
     def receive(self, sock: socket.socket) -> None:
         """Serve an accepted connection. At the limit the longest idle one makes room."""
-        if self._open >= self._most and not self._http1.close_longest_idle():
-            sock.close()
-            self._telemetry.limit("connections")
-            self._warn(f"limits.connections ({self._most}) is reached")
+        limit = ""
+        if self._open >= self._most:
+            limit = "connections"
+        elif isinstance(self._door, HttpDoor) and is_reserved(sock.fileno()):
+            limit = "descriptors"
+        if limit and not self._close_longest_idle():
+            self._turn_away(sock, limit)
             return
         self._open += 1
         self._nursery.start_soon(self._connection, sock)
 
+    def _close_longest_idle(self) -> bool:
+        """Make room for a new connection; False when every one is in use."""
+        for silent in self._silent:
+            del self._silent[silent]
+            silent.cancel()
+            return True
+        if self._http1.close_longest_idle():
+            return True
+        idle = [one for one in self._http2 if one.idle]
+        if idle:
+            min(idle, key=lambda one: one.idle_since).leave()
+        return bool(idle)
+
+    def _turn_away(self, sock: socket.socket, limit: str) -> None:
+        """Close a connection that is not served, if possible with a word on why."""
+        self._telemetry.limit(limit)
+        self._warn(f"the limit of {limit} is reached")
+        door = self._door
+        with contextlib.suppress(OSError), sock:
+            if isinstance(door, HttpDoor) and door.answers_unasked and self.threshold.tls is None:
+                message = f"the sidecar's limit of {limit} is reached"
+                status, headers, body = door.refusal(errors.own("LIMIT_REACHED", message))
+                sock.setblocking(False)
+                sock.send(error_head(status, headers, body) + body)
+                sock.shutdown(socket.SHUT_WR)
+
     async def _connection(self, sock: socket.socket) -> None:
         wire: SocketWire | None = None
         try:
-            if not self._threshold.lets_in(sock):
+            if not self.threshold.lets_in(sock):
                 self._warn("the caller's user is not one of allow_uids and allow_gids")
                 return
             wire = SocketWire(sock, stall_seconds=self._stall_seconds, peer="local")
@@ -165,15 +237,27 @@ class Reception:
 
     async def _secured(self, wire: SocketWire) -> Wire:
         """The wire itself, or TLS on it; raises WireBroken."""
-        if self._threshold.tls is None:
+        if self.threshold.tls is None:
             return wire
-        with trio.CancelScope(deadline=trio.current_time() + _HANDSHAKE_SECONDS):
-            return await accept_tls(wire, self._threshold.tls)
+        with self._patient(_HANDSHAKE_SECONDS):
+            return await accept_tls(wire, self.threshold.tls)
         raise WireBroken(Break.TIMEOUT, detail="TLS handshake")
+
+    @contextlib.contextmanager
+    def _patient(self, seconds: float) -> Iterator[None]:
+        """Cancel what is done inside after `seconds`, or soon when the listener is retired."""
+        if self._retired.is_set():
+            seconds = min(seconds, _CLOSING_SECONDS)
+        with trio.CancelScope(deadline=trio.current_time() + seconds) as scope:
+            self._silent[scope] = None
+            try:
+                yield
+            finally:
+                self._silent.pop(scope, None)
 
     async def _serve(self, wire: Wire) -> None:
         first = b""
-        with trio.CancelScope(deadline=trio.current_time() + _SILENT_SECONDS):
+        with self._patient(_SILENT_SECONDS):
             first = await wire.receive()
         if not first:
             return
@@ -192,22 +276,35 @@ class Reception:
                 limits=self._http1_limits,
                 initial=first,
                 connections=self._http1,
-                render=self._door.render,
+                render=self._render,
                 on_bug=self._bug,
             )
 
     async def _serve_http2(self, wire: Wire, first: bytes, door: GrpcDoor) -> None:
+        limits = Http2Limits(
+            max_streams=self.max_streams,
+            header_bytes=self._header_bytes,
+            stall_seconds=self._stall_seconds,
+        )
         connection = Http2ServerConnection(
             wire,
             door.serve_stream,
-            limits=self._http2_limits,
+            limits=limits,
             on_bug=lambda error: self._bug("http2", error),
         )
+        if self._retired.is_set():
+            connection.drain()
         self._http2.add(connection)
         try:
             await connection.serve(first)
         finally:
             self._http2.discard(connection)
+
+    def _render(self, status: int, message: str) -> tuple[Headers, bytes]:
+        """What HTTP/1.1 itself refuses, in the form of the binding."""
+        if status in _LIMITS_OF_HTTP:
+            self._telemetry.limit(_LIMITS_OF_HTTP[status])
+        return self._door.render(status, message)
 
     def _warn(self, what: str) -> None:
         self._log.limited(what, "warning", "connection closed", reason=what)

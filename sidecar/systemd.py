@@ -11,23 +11,24 @@ _FIRST_DESCRIPTOR = 3
 
 
 def take_sockets() -> dict[str, list[socket.socket]]:
-    """The listening sockets passed by socket activation, by their FileDescriptorName.
+    """The sockets passed by socket activation, by their FileDescriptorName.
 
     The variables are removed from the environment, so that no child takes them for its own
-    (sd_listen_fds(3)).
+    (sd_listen_fds(3)). Descriptors that are no sockets are left alone.
     """
     pid = os.environ.pop("LISTEN_PID", "")
     count = os.environ.pop("LISTEN_FDS", "")
     names = os.environ.pop("LISTEN_FDNAMES", "")
-    if pid != str(os.getpid()) or not count.isdigit():
+    if pid != str(os.getpid()) or not count.isdecimal():
         return {}
     passed: dict[str, list[socket.socket]] = {}
     given = names.split(":")
-    for number in range(int(count)):
+    for number in range(min(int(count), os.sysconf("SC_OPEN_MAX"))):
         name = given[number] if number < len(given) else "unknown"
-        sock = socket.socket(fileno=_FIRST_DESCRIPTOR + number)
-        sock.set_inheritable(False)
-        passed.setdefault(name, []).append(sock)
+        with contextlib.suppress(OSError):
+            sock = socket.socket(fileno=_FIRST_DESCRIPTOR + number)
+            sock.set_inheritable(False)
+            passed.setdefault(name, []).append(sock)
     return passed
 
 
@@ -38,27 +39,31 @@ class Notifier:
         self._address = os.environ.pop("NOTIFY_SOCKET", "")
         usec = os.environ.pop("WATCHDOG_USEC", "")
         pid = os.environ.pop("WATCHDOG_PID", str(os.getpid()))
-        self.watchdog_seconds = (
-            int(usec) / 1e6 if usec.isdigit() and pid == str(os.getpid()) else 0.0
-        )
+        wanted = usec.isdecimal() and pid == str(os.getpid())
+        self.watchdog_seconds = int(usec) / 1e6 if wanted else 0.0
         """How often the manager wants to hear from us at the least; 0: never."""
+        self._status = ""
 
     def ready(self, status: str) -> None:
         """Every listener is bound."""
+        self._status = status
         self._send(f"READY=1\nSTATUS={status}")
 
     def status(self, text: str) -> None:
-        """A line for `systemctl status`."""
-        self._send(f"STATUS={text}")
+        """A line for `systemctl status`; one that says the same as the last is not sent."""
+        if text != self._status:
+            self._status = text
+            self._send(f"STATUS={text}")
 
     def reloading(self) -> None:
         """A reload has begun; `ready` ends it."""
         usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._send(f"RELOADING=1\nMONOTONIC_USEC={usec}")
 
-    def stopping(self) -> None:
+    def stopping(self, status: str = "draining") -> None:
         """A drain has begun."""
-        self._send("STOPPING=1\nSTATUS=draining")
+        self._status = status
+        self._send(f"STOPPING=1\nSTATUS={status}")
 
     def alive(self) -> None:
         """The event loop turns."""

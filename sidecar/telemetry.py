@@ -216,7 +216,8 @@ class Telemetry:
             f"{PREFIX}build_info", "1, with the version.", ["version"], registry=self._registry
         )
         build.labels(version).set(1)
-        self._registry.register(_AgentGauges(self._states))
+        self._gauges = _AgentGauges(self._states)
+        self._registry.register(self._gauges)
 
     def _counter(self, name: str, text: str, *labels: str) -> _Children[Counter]:
         metric = Counter(PREFIX + name, text, labels, registry=self._registry)
@@ -361,6 +362,15 @@ class Telemetry:
 
     def render(self) -> bytes:
         """Everything in the text exposition format, `CONTENT_TYPE`."""
+        self.read_gauges()
+        return self.format()
+
+    def read_gauges(self) -> None:
+        """Take the state of the agents down for the next `format`."""
+        self._gauges.read()
+
+    def format(self) -> bytes:
+        """What `render` gives, with the gauges as last read. From any thread."""
         return prometheus_client.generate_latest(self._registry)
 
 
@@ -369,9 +379,14 @@ class _AgentGauges(Collector):
 
     def __init__(self, states: Mapping[str, AgentState]) -> None:
         self._states = states
+        self._families: list[GaugeMetricFamily] = []
 
     def collect(self) -> Iterator[Metric]:
-        """All families, also those without a sample."""
+        """What was read."""
+        return iter(self._families)
+
+    def read(self) -> None:
+        """Make all families, also those without a sample."""
         by_agent = ["agent"]
         by_interface = ["agent", "interface"]
         in_flight = _family("requests_in_flight", "Unary calls under way.", by_agent)
@@ -394,11 +409,13 @@ class _AgentGauges(Collector):
                 current.add_metric([agent, label], float(label == state.current))
             for label, count in state.connections.items():
                 connections.add_metric([agent, label], count)
-        return iter([in_flight, streams, candidates, ineligible, age, current, connections])
+        self._families = [in_flight, streams, candidates, ineligible, age, current, connections]
 
     def describe(self) -> Iterator[Metric]:
         """The same without agents, for the registry's check of names."""
-        return _AgentGauges({}).collect()
+        empty = _AgentGauges({})
+        empty.read()
+        return empty.collect()
 
 
 def _family(name: str, text: str, labels: Sequence[str]) -> GaugeMetricFamily:

@@ -101,6 +101,8 @@ class Upstream:
 
     async def encode(self, call: Call, interface: Interface) -> Request:
         """`call` as a request to `interface`; raises InvalidMessage when it cannot be carried."""
+        if interface.refuses_callers_credentials:
+            call = replace(call, headers=relay.for_foreign_host(call.headers))
         match interface.binding:
             case Binding.JSONRPC:
                 request = await _converted(call, Form.JSON, jsonrpc.encode_request, call, interface)
@@ -204,7 +206,16 @@ class Upstream:
                 await exchange.aclose()
 
     async def _open(self, attempt: _Attempt, request: Request) -> Exchange:
-        """Open the exchange; a same-origin redirect and a refused POST of a subscription go on."""
+        """Open the exchange; the request is in memory until the head of the reply is there."""
+        size = len(request.body)
+        await attempt.hold(size)
+        try:
+            return await self._exchange(attempt, request)
+        finally:
+            attempt.let_go(size)
+
+    async def _exchange(self, attempt: _Attempt, request: Request) -> Exchange:
+        """The exchange; a same-origin redirect and a refused POST of a subscription go on."""
         interface, progress = attempt.interface, attempt.progress
         pool = self._pool(interface)
         redirected = False
@@ -329,7 +340,7 @@ class _Attempt:
             return replace(reply, payload=None, malformed=str(error))
         return replace(reply, payload=Payload(form, data))
 
-    def ended_replied(self, reply: Reply, headers: Headers) -> Ended:
+    def ended_replied(self, reply: Reply, headers: Headers, *, started: bool = False) -> Ended:
         deadline = self.call.deadline
         facts = Facts(
             binding=self.interface.binding,
@@ -340,6 +351,7 @@ class _Attempt:
             error=reply.error,
             malformed=reply.malformed,
             seconds_left=self._seconds_left(deadline),
+            started=started,
         )
         return Ended(facts=facts, reply=reply, headers=headers, detail=reply.malformed)
 
@@ -392,7 +404,7 @@ class UpstreamStream:
         event = await self._attempt.in_callers_form(self._waiting.pop(0))
         if event.payload is None:
             self._waiting.clear()
-            self._ended = self._attempt.ended_replied(event, [])
+            self._ended = self._ended_replied(event, [])
             return self._ended
         self._events += 1
         return event
@@ -414,7 +426,7 @@ class UpstreamStream:
             if end.grpc_status == 0 and not end.malformed:
                 self._ended = self._clean_end(trailers)
             else:
-                self._ended = self._attempt.ended_replied(end, relay.reply_headers(trailers))
+                self._ended = self._ended_replied(end, relay.reply_headers(trailers))
             return
         self._waiting = self._reader.end()
         if not self._waiting:
@@ -424,7 +436,10 @@ class UpstreamStream:
         none = "" if self._events or self._reader is None else "the stream ended before any event"
         grpc_status = 0 if self._attempt.interface.binding is Binding.GRPC else None
         reply = Reply(http_status=200, grpc_status=grpc_status, malformed=none)
-        return self._attempt.ended_replied(reply, relay.reply_headers(trailers))
+        return self._ended_replied(reply, relay.reply_headers(trailers))
+
+    def _ended_replied(self, reply: Reply, headers: Headers) -> Ended:
+        return self._attempt.ended_replied(reply, headers, started=self._events > 0)
 
     async def aclose(self) -> None:
         """Close the upstream stream; the task goes on."""

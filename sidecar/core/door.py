@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sidecar.core import errors
-from sidecar.core.addresses import reaches_loopback
+from sidecar.core.addresses import AddressKind, kind_of, numeric
 from sidecar.core.spec import VERSION_HEADER, VERSION_NOT_SUPPORTED
 from sidecar.core.types import header
 
@@ -42,7 +42,11 @@ def admit(headers: Headers, host: str, *, hosts: frozenset[str]) -> ErrorRecord 
 @lru_cache(maxsize=64)  # asked for every request, and always the same few
 def _is_local(host: str) -> bool:
     named = host_of(host)
-    return reaches_loopback(named) or named.endswith(".localhost")
+    address = numeric(named)
+    if address is not None:
+        # Not 0.0.0.0: it reaches this machine, and browsers send no Sec-Fetch headers there.
+        return kind_of(address) is AddressKind.LOOPBACK
+    return named == "localhost" or named.endswith(".localhost")
 
 
 def _forbidden(message: str) -> ErrorRecord:

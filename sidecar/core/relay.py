@@ -88,6 +88,7 @@ _REPLY_ONLY_THERE = frozenset(
         "via",
     }
 )
+_FOR_ANYBODY = frozenset({EXTENSIONS_HEADER, "traceparent", "tracestate", "x-request-id", "via"})
 # An answer's headers may not grow without bound downstream: grpcio's default limit is 8 KiB, of
 # which status, message and details have half. A field counts 32 bytes more (RFC 9113 10.5.1).
 _REPLY_HEADER_BYTES = 4096
@@ -143,6 +144,15 @@ def request_headers(
     if hops:
         kept.append(("via", ", ".join(hops)))
     return kept
+
+
+def for_foreign_host(headers: Headers) -> Headers:
+    """Of the caller's relayed headers those that may go to a host which the card names, not the operator.
+
+    What an application adds is meant for the agent that it calls, and may be a secret under any
+    name.
+    """
+    return [pair for pair in headers if pair[0] in _FOR_ANYBODY]
 
 
 def reply_headers(headers: Headers) -> Headers:

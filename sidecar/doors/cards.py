@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import trio
 
 from sidecar.agent import Unavailable
 from sidecar.config import TcpAddress
@@ -21,10 +24,14 @@ if TYPE_CHECKING:
 
     from sidecar.agent import Agent
     from sidecar.config import Address
-    from sidecar.core.types import Headers
+    from sidecar.core.types import ErrorRecord, Headers
+    from sidecar.result import Result
     from sidecar.wire.http1_server import Http1Request
 
 _PATHS = frozenset({CARD_PATH, LEGACY_PATH})
+_DEADLINE_SECONDS = 10.0
+"""For a card that a client waits for; a fetch may take as long."""
+_AUTHORITY = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +71,8 @@ class CardDesk:
         if request.method not in {"GET", "HEAD"}:
             await request.respond(405, [("allow", "GET, HEAD")], b"")
             return
-        authority = header(request.headers, "host") or ""
-        try:
-            data = await agent.fresh_card()
-            body = self.rewrite(data, agent.name, place, authority)
-        except (Unavailable, CardError) as error:
-            record = errors.own("CARD_UNAVAILABLE", str(error), agent=agent.name)
-            failed = b'{"error":' + errors.http_error_object(record, 502) + b"}"
-            await request.respond(502, [("content-type", JSON_TYPE)], failed)
+        body = await self._fresh(request, agent, place)
+        if body is None:
             return
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         headers: Headers = [("etag", etag), ("cache-control", f"max-age={agent.card_max_age:.0f}")]
@@ -82,8 +83,41 @@ class CardDesk:
         else:
             await request.respond(200, [("content-type", JSON_TYPE), *headers], body)
 
+    async def _fresh(self, request: Http1Request, agent: Agent, place: Place) -> bytes | None:
+        """The present card of `agent`, rewritten; None when the request was answered with why not.
+
+        A card that was known before is not served in its place.
+        """
+        data = None
+        try:
+            with trio.CancelScope(deadline=trio.current_time() + _DEADLINE_SECONDS):
+                data = await agent.fresh_card()
+            if data is not None:
+                return self.rewrite(data, agent.name, place, header(request.headers, "host") or "")
+            reason, text = "CARD_UNAVAILABLE", f"no card within {_DEADLINE_SECONDS:g} s"
+            status = 504
+        except Unavailable as error:
+            reason, text = error.reason, str(error)
+            # The agent is behind this sidecar: what is wrong with it is a gateway's error.
+            status = 503 if reason == "AGENT_DISABLED" else 502
+        except CardError as error:
+            reason, text, status = "CARD_UNAVAILABLE", str(error), 502
+        await self.refuse(request, errors.own(reason, text, agent=agent.name), status)
+        return None
+
+    async def refuse(
+        self, request: Http1Request, record: ErrorRecord, status: int | None = None
+    ) -> None:
+        """Answer a GET for a card with an error; by default with the record's own status."""
+        status = status or record.http_status
+        headers: Headers = [("content-type", JSON_TYPE), ("cache-control", "no-store")]
+        body = b'{"error":' + errors.http_error_object(record, status) + b"}"
+        await request.respond(status, [*headers, *record.headers], body)
+
     def rewrite(self, data: bytes, agent: str, place: Place, authority: str) -> bytes:
         """The card `data` of `agent` for a client that asked `place` under `authority`."""
+        if not _AUTHORITY.fullmatch(authority):
+            authority = ""
         here = [one for one in self._places if one == place]
         others = [one for one in self._places if one != place]
         served = [
@@ -97,15 +131,26 @@ class CardDesk:
             security_schemes=_TOKEN_SCHEME if place.asks_for_token else None,
         )
 
-    def rewrite_answer(self, answer: Payload, agent: str, place: Place, authority: str) -> Payload:
-        """An extended card, in either form, with the same rewrite; raises CardError."""
+    def rewrite_answer(self, result: Result, agent: str, place: Place, authority: str) -> None:
+        """Rewrite the extended card that `result` brings, in either form; one that cannot be read
+        becomes an error.
+        """
+        answer = result.payload
+        if answer is None:
+            return
         data = answer.data
-        if answer.form is Form.PROTO:
-            data = convert.proto_to_json("AgentCard", data)
-        data = self.rewrite(data, agent, place, authority)
-        if answer.form is Form.PROTO:
-            data = convert.json_to_proto("AgentCard", data)
-        return Payload(answer.form, data)
+        try:
+            if answer.form is Form.PROTO:
+                data = convert.proto_to_json("AgentCard", data)
+            data = self.rewrite(data, agent, place, authority)
+            if answer.form is Form.PROTO:
+                data = convert.json_to_proto("AgentCard", data)
+        except (CardError, convert.InvalidMessage) as error:
+            text = f"the agent's extended card cannot be read: {error}"
+            result.payload = None
+            result.error = errors.own("DELIVERY_UNKNOWN", text, agent=agent, delivered="unknown")
+            return
+        result.payload = Payload(answer.form, data)
 
 
 # What a listener with a token asks for, as a card says it (A2A 4.5).

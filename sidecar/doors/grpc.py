@@ -19,7 +19,7 @@ from sidecar.core.spec import (
     Binding,
 )
 from sidecar.core.types import Call, Form, Payload, header
-from sidecar.doors.http import HttpDoor, error_headers, no_room
+from sidecar.doors.http import HttpDoor, error_headers
 from sidecar.result import CallerGone
 from sidecar.wire.http2_server import StreamGone
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from sidecar.wire.http2_server import ServerStream
 
 _ENCODINGS = ("identity", "gzip")
+# Between two pieces of a request; as long as over HTTP/1.1.
+_BODY_SECONDS = 30.0
 _HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 _SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
 _HEAD: Headers = [(":status", "200"), ("content-type", grpc.CONTENT_TYPE)]
@@ -54,6 +56,8 @@ class _Refused(Exception):
 
 class GrpcDoor(HttpDoor):
     """Serves one gRPC listener. What it inherits serves HTTP/1.1 clients: cards, nothing else."""
+
+    answers_unasked = False
 
     def __init__(
         self, house: House, place: Place, entry: Entry, *, is_ready: Callable[[], bool]
@@ -75,10 +79,13 @@ class GrpcDoor(HttpDoor):
         del path, agent, relayed, held
         await self.refuse(request, errors.own("INVALID_REQUEST", "this listener speaks gRPC"))
 
-    async def refuse(self, request: Http1Request, record: ErrorRecord) -> None:
+    def refusal(self, record: ErrorRecord) -> tuple[int, Headers, bytes]:
         """See `HttpDoor`."""
-        headers, body = self.render(415, record.message)
-        await request.respond(415, headers, body)
+        if record.reason == "INVALID_REQUEST":
+            return 415, *self.render(415, record.message)
+        status = record.http_status
+        body = b'{"error":' + errors.http_error_object(record, status) + b"}"
+        return status, error_headers(record), body
 
     def render(self, status: int, message: str) -> tuple[Headers, bytes]:
         """See `HttpDoor`. The error names the listeners that speak HTTP/1.1."""
@@ -160,10 +167,8 @@ class GrpcDoor(HttpDoor):
                 result = await self._house.forwarder.unary(
                     agent, call, held=held, breaker=self.breaker
                 )
-                if operation is GET_EXTENDED_CARD and result.payload is not None:
-                    result.payload = self._house.cards.rewrite_answer(
-                        result.payload, agent.name, self._place, authority
-                    )
+                if operation is GET_EXTENDED_CARD:
+                    self._house.cards.rewrite_answer(result, agent.name, self._place, authority)
                 await reply.unary(result)
             nursery.cancel_scope.cancel()
 
@@ -207,14 +212,20 @@ class GrpcDoor(HttpDoor):
         reader = GrpcReader(limit, encoding)
         messages: list[bytes] = []
         try:
-            while data := await stream.receive():
-                if not held.try_take(len(data)):
-                    raise _Refused(no_room())
-                messages += reader.feed(data)
+            with trio.CancelScope(deadline=trio.current_time() + _BODY_SECONDS) as scope:
+                while data := await stream.receive():
+                    if not held.try_take(len(data)):
+                        raise _Refused(self.no_room())
+                    messages += reader.feed(data)
+                    if not stream.ended:
+                        scope.deadline = trio.current_time() + _BODY_SECONDS
+            if scope.cancelled_caught:
+                self._house.count_limit("slow_request")
+                text = "the request did not come in time"
+                raise _Refused(errors.own("INVALID_REQUEST", text))
             reader.end()
         except MessageTooLarge as error:
-            message = f"the request is above limits.request_bytes ({limit})"
-            raise _Refused(errors.own("TOO_LARGE", message)) from error
+            raise _Refused(self.too_large()) from error
         except PayloadError as error:
             raise _Refused(errors.own("INVALID_REQUEST", f"the request: {error}")) from error
         if len(messages) != 1:

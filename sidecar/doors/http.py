@@ -43,10 +43,19 @@ class House:
     limits: Limits
     budget: Budget
     new_call_id: Callable[[], str]
+    count_limit: Callable[[str], None]
+    """Called with the name of a limit at which a request is refused."""
+
+
+class _NoRoom(Exception):
+    """The budget has no room for the rest of a body."""
 
 
 class HttpDoor(ABC):
     """Serves the requests of one HTTP/1.1 listener."""
+
+    answers_unasked = True
+    """Whether a client understands an HTTP/1.1 response before it has said anything."""
 
     def __init__(self, house: House, place: Place, entry: Entry) -> None:
         self._house = house
@@ -63,10 +72,11 @@ class HttpDoor(ABC):
             return
         named, path = door.agent_in_path(request.target)
         agent = door.choose_agent(named, self._place.agent, self._house.agents)
+        is_card = self._house.cards.is_card_path(path)
         if not isinstance(agent, str):
-            await self.refuse(request, agent)
+            await (self._house.cards if is_card else self).refuse(request, agent)
             return
-        if self._house.cards.is_card_path(path):
+        if is_card:
             # Without the token: a client reads there how to authenticate.
             await self._house.cards.serve(request, self._house.agents[agent], self._place)
             return
@@ -96,8 +106,12 @@ class HttpDoor(ABC):
         """
 
     @abstractmethod
+    def refusal(self, record: ErrorRecord) -> tuple[int, Headers, bytes]:
+        """Status, headers and body for what never became a call, in the binding's own form."""
+
     async def refuse(self, request: Http1Request, record: ErrorRecord) -> None:
-        """Answer what never became a call, in the binding's own form."""
+        """Answer what never became a call."""
+        await request.respond(*self.refusal(record))
 
     @abstractmethod
     def render(self, status: int, message: str) -> tuple[Headers, bytes]:
@@ -108,20 +122,34 @@ class HttpDoor(ABC):
     async def read_body(self, request: Http1Request, held: Reservation) -> bytes | None:
         """The request's body; None when it was too large, or too much, and has been refused."""
         limit = self._house.limits.request_bytes
-        declared = request.content_length or 0
-        if declared <= limit and not held.try_take(declared):
-            await self.refuse(request, no_room())
-            return None
+        declared = request.content_length
+
+        def hold(size: int) -> None:
+            if not held.try_take(size):
+                raise _NoRoom
+
         try:
-            body = await request.body(limit)
-            if not held.try_take(len(body) - declared):
-                await self.refuse(request, no_room())
-                return None
-            return body
+            if declared is None:
+                return await request.body(limit, hold)
+            if declared <= limit:
+                hold(declared)
+            return await request.body(limit)
+        except _NoRoom:
+            await self.refuse(request, self.no_room())
         except BodyTooLarge:
-            message = f"the request is above limits.request_bytes ({limit})"
-            await self.refuse(request, errors.own("TOO_LARGE", message))
-            return None
+            await self.refuse(request, self.too_large())
+        return None
+
+    def no_room(self) -> ErrorRecord:
+        """The refusal of a request for which there is no memory."""
+        self._house.count_limit("buffered_bytes")
+        return errors.own("LIMIT_REACHED", "limits.buffered_bytes is reached")
+
+    def too_large(self) -> ErrorRecord:
+        """The refusal of a request that is too large by itself."""
+        self._house.count_limit("request_bytes")
+        limit = self._house.limits.request_bytes
+        return errors.own("TOO_LARGE", f"the request is above limits.request_bytes ({limit})")
 
     def call(self, relayed: Headers, operation: Operation, payload: Payload, tenant: str) -> Call:
         """The call that a request has become."""
@@ -161,11 +189,9 @@ class HttpDoor(ABC):
                 breaker=self.breaker,
                 may_go_on=lambda: _still_there(request),
             )
-            if call.operation is GET_EXTENDED_CARD and result.payload is not None:
+            if call.operation is GET_EXTENDED_CARD:
                 authority = header(request.headers, "host") or ""
-                result.payload = self._house.cards.rewrite_answer(
-                    result.payload, agent.name, self._place, authority
-                )
+                self._house.cards.rewrite_answer(result, agent.name, self._place, authority)
             status, content_type, body = reply.unary(result)
             await request.respond(status, reply_headers(result, content_type), body)
 
@@ -174,11 +200,6 @@ async def _still_there(request: Http1Request) -> bool:
     """Whether the client still has its side open."""
     await request.look()
     return not request.half_closed.is_set()
-
-
-def no_room() -> ErrorRecord:
-    """The refusal of a request for which there is no memory."""
-    return errors.own("LIMIT_REACHED", "limits.buffered_bytes is reached")
 
 
 class HttpReply(ABC):

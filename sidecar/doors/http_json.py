@@ -50,23 +50,23 @@ class HttpJsonDoor(HttpDoor):
                 return
             inbound = http_routes.decode_request(found, query, body)
         except http_routes.Refused as refused:
-            await self._refuse_as(refused.status, request, refused.record)
+            await request.respond(*_refusal(refused.status, refused.record))
             return
         call = self.call(relayed, inbound.operation, inbound.payload, inbound.tenant)
         await self.forward(request, agent, call, _Reply(), held)
 
-    async def refuse(self, request: Http1Request, record: ErrorRecord) -> None:
+    def refusal(self, record: ErrorRecord) -> tuple[int, Headers, bytes]:
         """See `HttpDoor`."""
-        await self._refuse_as(record.http_status, request, record)
-
-    async def _refuse_as(self, status: int, request: Http1Request, record: ErrorRecord) -> None:
-        body = b'{"error":' + errors.http_error_object(record, status) + b"}"
-        await request.respond(status, error_headers(record), body)
+        return _refusal(record.http_status, record)
 
     def render(self, status: int, message: str) -> tuple[Headers, bytes]:
         """See `HttpDoor`."""
-        record = errors.own("INVALID_REQUEST", message)
-        return error_headers(record), b'{"error":' + errors.http_error_object(record, status) + b"}"
+        return _refusal(status, errors.own("INVALID_REQUEST", message))[1:]
+
+
+def _refusal(status: int, record: ErrorRecord) -> tuple[int, Headers, bytes]:
+    body = b'{"error":' + errors.http_error_object(record, status) + b"}"
+    return status, error_headers(record), body
 
 
 class _Reply(HttpReply):

@@ -45,7 +45,7 @@ class JsonRpcDoor(HttpDoor):
         try:
             inbound = jsonrpc.decode_request(body)
         except jsonrpc.Refused as refused:
-            await self.refuse(request, refused.record, refused.id)
+            await request.respond(*_refusal(refused.record, refused.id))
             return
         except jsonrpc.Notification:
             explained = b'{"message":"A2A has no notifications: the request needs an id"}'
@@ -53,17 +53,14 @@ class JsonRpcDoor(HttpDoor):
             return
         unsupported = door.check_version(request.headers)
         if unsupported is not None:
-            await self.refuse(request, unsupported, inbound.id)
+            await request.respond(*_refusal(unsupported, inbound.id))
             return
         call = self.call(relayed, inbound.operation, inbound.payload, inbound.tenant)
         await self.forward(request, agent, call, _Reply(inbound), held)
 
-    async def refuse(
-        self, request: Http1Request, record: ErrorRecord, id_: bytes = b"null"
-    ) -> None:
+    def refusal(self, record: ErrorRecord) -> tuple[int, Headers, bytes]:
         """See `HttpDoor`."""
-        body = jsonrpc.encode_error(id_, record)
-        await request.respond(_status_of(record), error_headers(record), body)
+        return _refusal(record, b"null")
 
     async def _refuse_as(self, status: int, request: Http1Request, message: str) -> None:
         record = errors.own("INVALID_REQUEST", message)
@@ -77,6 +74,10 @@ class JsonRpcDoor(HttpDoor):
         reason = "TOO_LARGE" if status in {413, 431} else "INVALID_REQUEST"
         record = errors.own(reason, message)
         return error_headers(record), jsonrpc.encode_error(b"null", record)
+
+
+def _refusal(record: ErrorRecord, id_: bytes) -> tuple[int, Headers, bytes]:
+    return _status_of(record), error_headers(record), jsonrpc.encode_error(id_, record)
 
 
 def _status_of(record: ErrorRecord) -> int:

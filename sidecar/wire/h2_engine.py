@@ -124,6 +124,11 @@ class H2Engine(H2Connection):
         return len(self.streams)  # a stream leaves the dictionary the moment it is over
 
     @property
+    def in_header_block(self) -> bool:
+        """See `Engine.in_header_block`."""
+        return self._block_id != 0
+
+    @property
     def last_peer_stream(self) -> int:
         """See `Engine.last_peer_stream`."""
         return self.highest_inbound_stream_id

@@ -187,6 +187,10 @@ class Http1Pool:
                     await trio.sleep(left)
                 else:
                     self._idle.popleft().wire.abort()
+        except trio.Cancelled:
+            # the agent is gone, and nobody else would close them
+            self.close_idle()
+            raise
         finally:
             self._sweeping = False
 

@@ -130,7 +130,9 @@ class Link(Protocol):
         """Write; raises PeerGone."""
         ...
 
-    async def read_body(self, request: Http1Request, limit: int) -> bytes:
+    async def read_body(
+        self, request: Http1Request, limit: int, taken: Callable[[int], None] | None
+    ) -> bytes:
         """The body of `request`, which has one."""
         ...
 
@@ -261,8 +263,8 @@ class Http1Request:
         self._link = link
         self._chunked = False
 
-    async def body(self, limit: int) -> bytes:
-        """The whole body; to be called once.
+    async def body(self, limit: int, taken: Callable[[int], None] | None = None) -> bytes:
+        """The whole body; to be called once. `taken` is told the size of each piece of it.
 
         Raises BodyTooLarge, before anything is read or asked for when the length was declared;
         RequestRefused for chunks that are none; PeerGone. All may be left to pass through.
@@ -271,7 +273,7 @@ class Http1Request:
             return b""
         if self.left > limit:
             raise BodyTooLarge(limit)
-        return await self._link.read_body(self, limit)
+        return await self._link.read_body(self, limit, taken)
 
     async def look(self) -> None:
         """Bring `half_closed` and `gone` up to date; never waits for the client."""

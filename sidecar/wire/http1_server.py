@@ -174,7 +174,9 @@ class _Connection:
             watch.sending = False
         self._cut = False
 
-    async def read_body(self, request: Http1Request, limit: int) -> bytes:
+    async def read_body(
+        self, request: Http1Request, limit: int, taken: Callable[[int], None] | None
+    ) -> bytes:
         """See `Link.read_body`."""
         self._watch.step(State.BODY)
         try:
@@ -192,6 +194,8 @@ class _Connection:
                 size += len(body)
                 if size > limit:
                     raise BodyTooLarge(limit)
+                if taken is not None:
+                    taken(len(body))
                 pieces.append(body)
                 self._watch.serial += 1
         finally:

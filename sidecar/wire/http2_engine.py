@@ -174,6 +174,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def in_header_block(self) -> bool:
+        """Whether the peer has begun a header block and not ended it."""
+        ...
+
+    @property
     def last_peer_stream(self) -> int:
         """The highest stream id that the peer has opened."""
         ...

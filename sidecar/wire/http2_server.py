@@ -46,6 +46,9 @@ HTTP2_REFUSAL: Final = (
 PREFACE_SECONDS: Final = 10.0
 """For the client's preface and SETTINGS."""
 
+HEADER_SECONDS: Final = 10.0
+"""For a header block, from its first frame to its last."""
+
 DRAIN_PING_SECONDS: Final = 1.0
 _PING_GAP_SECONDS: Final = 1.0
 _KEEPALIVE: Final = b"a2aalive"
@@ -61,6 +64,8 @@ class Http2Limits:
     header_bytes: int = 65536
     stall_seconds: float = 120.0
     """A client that takes no byte for so long, with data waiting, is given up."""
+    idle_seconds: float = 300.0
+    """A connection without a request is left after this time, or up to twice as long."""
 
 
 class StreamGone(Exception):
@@ -162,6 +167,10 @@ class Http2ServerConnection(Link):
         """Those whose handlers have not ended, whatever the client did."""
         self._refused = RateLimit(200, 10.0)
         self._pinged_at = -math.inf
+        self._greeted = False
+        self._in_block = False
+        self.idle_since = trio.current_time()
+        """When the last request ended, or the connection began."""
         self._draining = trio.Event()
         self._drain_answered = trio.Event()
         self._refusing = False
@@ -170,6 +179,11 @@ class Http2ServerConnection(Link):
     def streams(self) -> int:
         """Requests whose handlers have not ended."""
         return len(self._streams)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is under way."""
+        return not self._streams and not self._refusing
 
     async def serve(self, initial: bytes = b"") -> None:
         """Carry the connection to its end, and then all handlers to theirs.
@@ -181,7 +195,7 @@ class Http2ServerConnection(Link):
             self._nursery = nursery
             drainer = trio.CancelScope()
             nursery.start_soon(self._drain, drainer)
-            self._read_scope.deadline = trio.current_time() + PREFACE_SECONDS
+            self._limit_reading()
             await self.run(initial)
             drainer.cancel()
 
@@ -191,7 +205,7 @@ class Http2ServerConnection(Link):
 
     async def _drain(self, scope: trio.CancelScope) -> None:
         with scope:
-            await self._draining.wait()
+            await self._until_draining()
             self._engine.send_goaway(MAX_STREAM_ID, NO_ERROR)
             self._engine.send_ping(_DRAIN)
             self.wake()
@@ -201,6 +215,22 @@ class Http2ServerConnection(Link):
             self._engine.send_goaway(self._engine.last_peer_stream, NO_ERROR)
             self.wake()
             self._close_if_drained()
+
+    async def _until_draining(self) -> None:
+        """Until `drain` is called, or there was no request for too long."""
+        while not self._draining.is_set():
+            now = trio.current_time()
+            since = now if self._streams else self.idle_since
+            if now - since >= self._limits.idle_seconds:
+                return
+            with trio.CancelScope(deadline=since + self._limits.idle_seconds):
+                await self._draining.wait()
+
+    def leave(self) -> None:
+        """End the connection now. No request may be under way on it."""
+        self._refusing = True
+        self._engine.send_goaway(self._engine.last_peer_stream, NO_ERROR)
+        self.close()
 
     def _close_if_drained(self) -> None:
         if self._refusing and not self._streams:
@@ -263,6 +293,21 @@ class Http2ServerConnection(Link):
 
     # --- events -------------------------------------------------------------------------------
 
+    def _feed(self, data: bytes) -> int:
+        count = super()._feed(data)
+        if self._engine.in_header_block is not self._in_block:
+            self._in_block = not self._in_block
+            self._limit_reading()
+        return count
+
+    def _limit_reading(self) -> None:
+        """What the client owes us has to come in time: its preface, the rest of a header block."""
+        now = trio.current_time()
+        if not self._greeted:
+            self._read_scope.deadline = now + PREFACE_SECONDS
+        elif not self._last_words:
+            self._read_scope.deadline = now + HEADER_SECONDS if self._in_block else math.inf
+
     def _handle(self, event: Event) -> None:
         match event:
             case Head():
@@ -285,7 +330,8 @@ class Http2ServerConnection(Link):
                     self.give_up(stream)
                     stream.end_early(StreamGone(code, detail or "reset by the client"))
             case PeerSettings():
-                self._read_scope.deadline = math.inf
+                self._greeted = True
+                self._limit_reading()
             case PingAck(payload):
                 if payload == _DRAIN:
                     self._drain_answered.set()
@@ -320,6 +366,7 @@ class Http2ServerConnection(Link):
             self.reset(stream, INTERNAL_ERROR)
         finally:
             del self._streams[stream.id]
+            self.idle_since = trio.current_time()
             self._close_if_drained()
 
     def _deaf(self) -> None:

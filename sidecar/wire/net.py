@@ -27,6 +27,7 @@ from sidecar.wire.sockets import (
     WireBroken,
     describe,
     format_address,
+    is_reserved,
 )
 from sidecar.wire.tls import Contexts, TlsIdentity, connect_tls
 
@@ -346,6 +347,8 @@ class _Race:
 async def _connect(address: str, port: int) -> socket.socket:
     sock = socket.socket(_family(address), socket.SOCK_STREAM)
     try:
+        if is_reserved(sock.fileno()):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         sock.setblocking(False)
         try:
             sock.connect((address, port))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 import socket
 from typing import Final, Protocol
 
@@ -90,6 +91,24 @@ class RawWire(Wire, Protocol):
     def receive_nowait(self) -> bytes | None:
         """What `receive` would return or raise at once, None when it would wait."""
         ...
+
+
+def is_reserved(descriptor: int) -> bool:
+    """Whether a new descriptor is one of the last sixteenth, which is kept for the admin address.
+
+    New descriptors have the lowest free number (POSIX), so that one this high tells that nearly
+    all are in use.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit != resource.RLIM_INFINITY and descriptor >= limit - limit // 16
+
+
+def raise_descriptor_limit() -> None:
+    """Allow this process as many descriptors as it may have: the default is for those that select."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def describe(error: BaseException) -> str:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 import trustme
 
+from sidecar.wire.http2_link import Link
 from sidecar.wire.tls import TlsIdentity, make_context
 from tests.exhaustion.cells import run_cell
 from tests.exhaustion.rig import HOSTS, World, record
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from _pytest.terminal import TerminalReporter
@@ -30,6 +32,8 @@ class Grid:
     def __init__(self, world: World, *, all_cuts: bool) -> None:
         self.world = world
         self.all_cuts = all_cuts
+        self.bugs: list[str] = []
+        """What connections report as errors of their own."""
         self.cells = 0
         self._failures: list[str] = []
 
@@ -41,12 +45,15 @@ class Grid:
         """Run one cell, and keep what is wrong with it."""
         self.cells += 1
         wrong = await run_cell(self.world, cell)
+        wrong += self.bugs
+        self.bugs.clear()
         if wrong:
             self._failures.append("\n    ".join((repr(cell), *wrong)))
 
     def conclude(self) -> None:
         """Fail if a cell was red."""
         assert self.cells > 0
+        assert b"internal_errors_total{" not in self.world.telemetry.render()
         if self._failures:
             shown = "\n".join(self._failures[:10])
             pytest.fail(f"{len(self._failures)} of {self.cells} cells:\n{shown}", pytrace=False)
@@ -62,21 +69,31 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     made.ca_file = str(directory / "ca.pem")
     authority.cert_pem.write_to_path(made.ca_file)
     for alpn in _ALPN:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        certificate.configure_cert(context)
-        context.set_alpn_protocols([alpn])
-        made.server_contexts[alpn] = context
+        made.server_contexts[alpn] = _server_context(certificate, alpn)
+        strict = made.strict_contexts[alpn] = _server_context(certificate, alpn)
+        strict.verify_mode = ssl.CERT_REQUIRED
+        authority.configure_trust(strict)
         made.client_contexts[alpn] = make_context(TlsIdentity(ca_file=made.ca_file), alpn)
     return made
 
 
+def _server_context(certificate: trustme.LeafCert, alpn: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate.configure_cert(context)
+    context.set_alpn_protocols([alpn])
+    return context
+
+
 @pytest.fixture
-def grid(world: World, request: pytest.FixtureRequest) -> Grid:
+def grid(
+    world: World, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Grid]:
     """For one test."""
     made = Grid(world, all_cuts=request.config.getoption("--all-cuts"))
+    monkeypatch.setattr(Link, "bug", lambda _, error: made.bugs.append(f"bug: {error!r}"))
+    yield made
     stash = request.config.stash
-    request.addfinalizer(lambda: stash.__setitem__(_CELLS, stash.get(_CELLS, 0) + made.cells))
-    return made
+    stash[_CELLS] = stash.get(_CELLS, 0) + made.cells
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:

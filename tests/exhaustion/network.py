@@ -174,6 +174,8 @@ class ScriptedWire:
                 self._inbox += self._peer.goaway(hasty=fault is Fault.GOAWAY_HASTY)
                 if fault is Fault.GOAWAY_CLOSE:
                     self._eof = self._deaf = self._mute = True
+            case Fault.SILENCE:
+                pass
             case Fault.LEAVE | Fault.DEADLINE:
                 self._blocked = way is Way.REQUEST
                 self._holding = way is Way.REPLY
@@ -251,16 +253,16 @@ class ScriptedWire:
         """The kernel did not take all of `data` at once."""
         try:
             with trio.CancelScope(deadline=trio.current_time() + KERNEL_SECONDS) as patience:
-                while count < len(data) and not self._broken and not self.closed:
+                while count < len(data) and not self._is_over():
                     await self._moved.wait()
-                    if not self._broken and not self.closed:
+                    if not self._is_over():
                         count += self._give(data[count:])
         except trio.Cancelled:
             self.offered = sent.stop
             raise
         if patience.cancelled_caught:
             self.reset()
-        if self.closed or self._broken:
+        if self._is_over():
             sent.taken = count > 0
             if not sent.taken:
                 sent.stop = sent.start
@@ -268,6 +270,9 @@ class ScriptedWire:
             self.offered = sent.stop
             cause = Break.LOCAL if self.closed else Break.RESET
             raise WireBroken(cause, taken=sent.taken, detail="scripted")
+
+    def _is_over(self) -> bool:
+        return self._broken or self.closed
 
     async def receive(self) -> bytes:
         while (data := self.receive_nowait()) is None:

@@ -132,13 +132,17 @@ def _whole(body: bytes) -> bytes:
 
 
 def _chunked(body: bytes) -> bytes:
-    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    head = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
     return head + _chunk(body[:20]) + _chunk(body[20:]) + b"0\r\n\r\n"
 
 
 def _sse(events: Sequence[bytes], *, interim: bool) -> bytes:
     head = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" if interim else b""
-    head += b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    head += (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
     return head + b"".join(_chunk(b"data: %b\n\n" % event) for event in events) + b"0\r\n\r\n"
 
 
@@ -149,7 +153,7 @@ def _chunk(data: bytes) -> bytes:
 # --- HTTP/2 -----------------------------------------------------------------------------------
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 _END_STREAM, _END_HEADERS, _ACK = 0x1, 0x4, 0x1
 
 
@@ -175,6 +179,9 @@ class Http2Peer:
     def __init__(self, ledger: Ledger, *, streaming: bool) -> None:
         self._ledger = ledger
         self._streaming = streaming
+        first, *rest = _GRPC_EVENTS
+        self.bodies = [first[:9], first[9:], *rest] if streaming else [_GRPC_ANSWER]
+        """Of the DATA frames of a reply."""
         self._buffer = bytearray()
         self._preface = True
         self._open: dict[int, Started] = {}
@@ -186,13 +193,13 @@ class Http2Peer:
         """Of our GOAWAY."""
 
     def greet(self) -> bytes:
-        return frame(_SETTINGS, 0, 0, struct.pack(">HL", 3, 100))
+        return frame(SETTINGS, 0, 0, struct.pack(">HL", 3, 100))
 
     def goaway(self, *, hasty: bool) -> bytes:
         self._last = self._highest if hasty else self._begun
         for stream_id, request in self._open.items():
             request.refused = stream_id > self._last
-        return frame(_GOAWAY, 0, 0, struct.pack(">LL", self._last, 0))
+        return frame(GOAWAY, 0, 0, struct.pack(">LL", self._last, 0))
 
     def receive(self, data: bytes) -> bytes:
         buffer = self._buffer
@@ -215,16 +222,16 @@ class Http2Peer:
         return b"".join(said)
 
     def _take(self, kind: int, flags: int, stream_id: int, body: bytes) -> bytes:
-        if kind in {_SETTINGS, _PING} and not flags & _ACK:
-            return frame(kind, _ACK, 0, body if kind == _PING else b"")
-        if kind == _HEADERS and (self._last is None or stream_id <= self._last):
+        if kind in {SETTINGS, PING} and not flags & _ACK:
+            return frame(kind, _ACK, 0, body if kind == PING else b"")
+        if kind == HEADERS and (self._last is None or stream_id <= self._last):
             assert flags & _END_HEADERS
             assert not flags & _END_STREAM
             self._highest = stream_id
             self._open[stream_id] = self._ledger.begin()
-        elif kind == _RST_STREAM:
+        elif kind == RST_STREAM:
             self._open.pop(stream_id, None)
-        elif kind == _DATA and stream_id in self._open:
+        elif kind == DATA and stream_id in self._open:
             return self._take_data(flags, stream_id, len(body))
         return b""
 
@@ -234,23 +241,19 @@ class Http2Peer:
             return b""
         if not flags & _END_STREAM:
             credit = size.to_bytes(4, "big")
-            return frame(_WINDOW_UPDATE, 0, stream_id, credit) + frame(_WINDOW_UPDATE, 0, 0, credit)
+            return frame(WINDOW_UPDATE, 0, stream_id, credit) + frame(WINDOW_UPDATE, 0, 0, credit)
         request.complete = True
         self._begun = stream_id
         del self._open[stream_id]
         return self._reply(stream_id)
 
     def _reply(self, stream_id: int) -> bytes:
-        bodies = [_GRPC_ANSWER]
-        if self._streaming:
-            first, *rest = _GRPC_EVENTS
-            bodies = [first[:9], first[9:], *rest]
         return b"".join(
             (
-                frame(_PING, 0, 0, b"question") if self._streaming else b"",
-                frame(_HEADERS, _END_HEADERS, stream_id, _HEAD),
-                *(frame(_DATA, 0, stream_id, body) for body in bodies),
-                frame(_HEADERS, _END_HEADERS | _END_STREAM, stream_id, _TRAILERS),
+                frame(PING, 0, 0, b"question") if self._streaming else b"",
+                frame(HEADERS, _END_HEADERS, stream_id, _HEAD),
+                *(frame(DATA, 0, stream_id, body) for body in self.bodies),
+                frame(HEADERS, _END_HEADERS | _END_STREAM, stream_id, _TRAILERS),
             )
         )
 

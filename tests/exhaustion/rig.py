@@ -8,12 +8,14 @@ import json
 import os
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from sidecar.agent import Agent
+from sidecar.budget import Budget
 from sidecar.config import AgentConfig, Limits, TlsConfig
 from sidecar.core import convert
 from sidecar.core.spec import SEND_MESSAGE, SEND_STREAMING_MESSAGE, Binding
@@ -100,6 +102,8 @@ class World:
     log: Log
     ca_file: str = ""
     server_contexts: dict[str, ssl.SSLContext] = field(default_factory=dict)
+    strict_contexts: dict[str, ssl.SSLContext] = field(default_factory=dict)
+    """Of a server that wants our certificate."""
     client_contexts: dict[str, ssl.SSLContext] = field(default_factory=dict)
     """By ALPN protocol."""
     recordings: dict[Exchange, Recording] = field(default_factory=dict)
@@ -184,6 +188,7 @@ class Rig:
         )
         self.agent._source = _Source(_card(self.bindings, exchange.tls))  # type: ignore[assignment]
         self.forwarder = Forwarder(telemetry=world.telemetry, log=world.log)
+        self.budget = Budget(1 << 24)
         self.events: list[bytes] = []
         """Of the last call, as the application got them."""
 
@@ -192,11 +197,11 @@ class Rig:
         candidate = PORTS.index(port)
         if candidate in self.refusing:
             raise DialError(Break.REFUSED, "scripted")
-        grpc = self.bindings[candidate] is Binding.GRPC
-        streaming = self.exchange.shape is Shape.STREAM
-        peer: Peer = Http2Peer(self.ledger, streaming=streaming) if grpc else Http1Peer(self.ledger)
+        binding = self.bindings[candidate]
+        peer = self.peer(binding)
         if self.exchange.tls:
-            peer = TlsPeer(peer, self.server_contexts[candidate]["h2" if grpc else "http/1.1"])
+            alpn = "h2" if binding is Binding.GRPC else "http/1.1"
+            peer = TlsPeer(peer, self.server_contexts[candidate][alpn])
         wire = ScriptedWire(peer, self.ledger, port=port)
         self.wires.append(wire)
         if candidate != self._cut:
@@ -208,21 +213,30 @@ class Rig:
         opens(wire)
         return wire
 
+    def peer(self, binding: Binding) -> Peer:
+        """The agent's side of a new connection."""
+        if binding is Binding.GRPC:
+            return Http2Peer(self.ledger, streaming=self.exchange.shape is Shape.STREAM)
+        return Http1Peer(self.ledger)
+
     async def call(self) -> Result:
         """One call, in the form of the exchange's binding."""
         exchange = self.exchange
         self.events = []
+        payload = _request(exchange.binding, exchange.shape)
         deadline = trio.current_time() + DEADLINE_SECONDS if exchange.deadline else None
         call = Call(
             operation=_operation(exchange.shape),
             binding=exchange.binding,
-            payload=_request(exchange.binding, exchange.shape),
+            payload=payload,
             id="call",
             deadline=deadline,
         )
-        if exchange.shape is Shape.STREAM:
-            return await self.forwarder.stream(self.agent, call, self._deliver)
-        return await self.forwarder.unary(self.agent, call)
+        with self.budget.reserve() as held:
+            assert held.try_take(len(payload.data))
+            if exchange.shape is Shape.STREAM:
+                return await self.forwarder.stream(self.agent, call, self._deliver, held=held)
+            return await self.forwarder.unary(self.agent, call, held=held)
 
     async def _deliver(self, event: Result) -> None:
         assert event.payload is not None
@@ -241,6 +255,8 @@ class Rig:
         found = []
         if agent.in_flight or agent.streams or agent.breaker._scopes:
             found.append(f"calls: {agent.in_flight} unary, {agent.streams} streams")
+        if self.budget.taken or self.budget._waiting:
+            found.append(f"budget: {self.budget.taken} bytes, {len(self.budget._waiting)} waiting")
         for pool in agent._connections._pools.values():
             found += _busy_http1(pool) if isinstance(pool, Http1Pool) else _busy_http2(pool)
         return found
@@ -272,7 +288,7 @@ def _busy_http2(pool: Http2Pool) -> list[str]:
 
 @functools.cache
 def _config(ca_file: str, dial_failover: bool) -> AgentConfig:
-    tls = TlsConfig(ca_file=ca_file) if ca_file else TlsConfig()
+    tls = TlsConfig(ca_file=Path(ca_file)) if ca_file else TlsConfig()
     return AgentConfig(card="http://one.example", tls=tls, stream_dial_failover=dial_failover)
 
 
@@ -354,11 +370,10 @@ async def _record(world: World, exchange: Exchange) -> Recording:
         wire = await rig.warm_up()
         request, reply = bytes(wire.request_log[start:]), bytes(wire.reply_log[said:])
         nursery.cancel_scope.cancel()
+    assert wire.head_sent_from is not None
+    begins = wire.head_sent_from - start
     if not exchange.http1 and not exchange.tls:
-        begins = first_headers(request)
-    elif wire.head_sent_from is not None:
-        begins = wire.head_sent_from - start
-    assert begins is not None
+        begins = first_headers(request) or 0
     head_ends = reply.find(b"\r\n\r\n", reply.find(b"HTTP/1.1 200")) + 4
     return Recording(request=request, reply=reply, begins=begins, head_ends=head_ends)
 

@@ -16,15 +16,12 @@ from sidecar.core.spec import Binding
 from tests.exhaustion.cells import Cell
 from tests.exhaustion.network import GOAWAYS, WAITING, Fault, Way
 from tests.exhaustion.points import boundaries, everywhere, faults, landmarks
-from tests.exhaustion.rig import Exchange, Shape, record
+from tests.exhaustion.rig import Exchange, Shape
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from trio.testing import MockClock
 
     from tests.exhaustion.conftest import Grid
-    from tests.exhaustion.rig import World
 
 _AT_EVERY_BYTE = {
     Fault.CLOSE,

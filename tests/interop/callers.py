@@ -422,6 +422,7 @@ def _take_rest(got: Got, data: bytes, event: str, status: int) -> None:
         got.event_names.append(event)
     value = json.loads(data) if data.strip()[:1] in (b"{", b"[") else None
     if event == "error":
+        assert value is not None
         got.fault = rest_fault(value, value["error"]["code"])
     elif status != 200:
         got.fault = rest_fault(value, status)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.harness import Peer, message, peer_sync
+from tests.harness import Peer, message, open_stream, peer_sync
 from tests.interop.callers import (
     BINDINGS,
     OPERATIONS,
@@ -355,3 +355,31 @@ async def test_errors_are_the_agents(
         else:  # the sidecar saw it before it asked any agent
             assert scenario in VALIDATION, up
             assert fault.message
+
+
+@pytest.mark.parametrize("down", BINDINGS)
+async def test_the_extended_card_is_the_agents_but_for_where_it_leads(
+    down: str, agent: Peer, sidecar: Between
+) -> None:
+    own = (await direct(down, agent.urls[down]).call(CARD)).result
+    for up in BINDINGS:
+        card = (await sidecar.through(down, up).call(CARD)).result
+        for name in ("supportedInterfaces", "securitySchemes", "securityRequirements"):
+            card.pop(name, None)
+        expected = {name: own[name] for name in own if name != "supportedInterfaces"}
+        assert canonical("AgentCard", card) == canonical("AgentCard", expected), up
+
+
+@pytest.mark.parametrize("up", BINDINGS)
+async def test_a_task_is_subscribed_to_by_get_as_well(
+    up: str, agent: Peer, sidecar: Between
+) -> None:
+    """The schema says GET, the specification's tables say POST."""
+    world = World(agent)
+    world.task = await world.send("input")
+    target = sidecar.through("HTTP+JSON", up)
+    path = f"{target.path}/tasks/{world.task['id']}:subscribe"
+    async with open_stream(target.port, "GET", path) as events:
+        assert (await events.next()).json()["task"]["id"] == world.task["id"]
+        await world.cancel()
+        assert "statusUpdate" in (await events.next()).json()

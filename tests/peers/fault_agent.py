@@ -5,7 +5,8 @@
     {"name": NAME, "speaks": "http" | "grpc" | "closed" | "full", "tls": TLS, "options": {..}}
 
 ``http`` is `raw_http`, ``grpc`` is `h2_agent` (`options` are those of its command line, without
-dashes); ``closed`` refuses connections, ``full`` lets none through its accept queue. TLS is
+dashes, and ``"accept": "close"`` or ``"reset"`` ends each connection at once); ``closed`` refuses
+connections, ``full`` lets none through its accept queue. TLS is
 ``{"cert", "key", "ca" (of clients, then needed), "alpn"}``. ``POST /control/script`` takes
 ``{NAME: [ENTRY, ..]}`` in the words of the agent's kind, ``/control/gate`` a gate's name to open for
 all, ``/control/close`` a list of names, and answers with what became of each. The state has every
@@ -17,7 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import socket
-from collections.abc import Coroutine
+import struct
 from typing import Any
 
 from tests.peers import common, h2_agent, raw_http
@@ -55,7 +56,8 @@ class Port:
     def __init__(self, spec: dict[str, Any], arrivals: list[list[str]]) -> None:
         self.name = spec["name"]
         self.speaks = spec["speaks"]
-        self.options = spec.get("options", {})
+        self.options = dict(spec.get("options", {}))
+        self._at_accept = self.options.pop("accept", None)
         self.tls = spec.get("tls")
         self.agent: Any = None
         self._server: asyncio.Server | None = None
@@ -102,10 +104,17 @@ class Port:
         return port
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._start(self.agent.serve(reader, writer))
+        if self._at_accept == "reset":
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+        elif self._at_accept == "close":
+            writer.close()
+        else:
+            self._serve(reader, writer)
 
-    def _start(self, body: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(body)
+    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self.agent.serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -41,7 +41,7 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.exceptions
-from h2.settings import SettingCodes
+from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
 from tests.peers import common, mini
@@ -107,7 +107,8 @@ class Connection:
                 pass
             return
         await asyncio.sleep(args.settings_delay)
-        self.h2.local_settings.update(self.agent.settings)
+        # given as an update they would hold only once they are acknowledged, and not be sent
+        self.h2.local_settings = Settings(client=False, initial_values=self.agent.settings)
         self.h2.initiate_connection()
         self.flush()
         aged = None

@@ -202,7 +202,11 @@ class Agent:
                 entry = self.script.pop(0)
                 await connection.need(entry["at"])
                 await self.play(connection, None, entry["steps"])
-            request = common.parse_head(await connection.take_line(b"\r\n\r\n"))
+            try:
+                request = common.parse_head(await connection.take_line(b"\r\n\r\n"))
+            except ValueError as error:
+                await connection.send(plain_response(400, b"Bad Request"))
+                raise Gone from error
             if self.script and self.script[0]["at"] == "head":
                 self.note(connection, request)
                 await self.play(connection, request, self.script.pop(0)["steps"])

@@ -534,12 +534,43 @@ LISTENER = '[[listeners]]\naddress = "{}"\nbinding = "JSONRPC"\n'
         (
             (
                 '[agents.a]\ncard = "http://a"\n[agents.a.auth]\nbearer = "env:T"\n'
-                '[agents.a.auth.oauth]\ntoken_url = "http://t"\nclient_id = "env:I"\n'
+                '[agents.a.auth.oauth]\ntoken_url = "https://t"\nclient_id = "env:I"\n'
                 'client_secret = "env:S"\n'
             ),
             "agents.a.auth.bearer",
             4,
             "and oauth exclude each other",
+        ),
+        (
+            (
+                '[agents.a]\ncard = "http://a"\n[agents.a.auth]\nbearer = "env:T"\n'
+                'headers = { Authorization = "env:A" }\n'
+            ),
+            "agents.a.auth.headers.Authorization",
+            5,
+            "and bearer exclude each other",
+        ),
+        (
+            (
+                '[agents.a]\ncard = "https://a"\n[agents.a.auth.oauth]\n'
+                'token_url = "http://login.test/token"\nclient_id = "env:I"\n'
+                'client_secret = "env:S"\n'
+            ),
+            "agents.a.auth.oauth.token_url",
+            4,
+            (
+                'credentials would go to "login.test" in plaintext: use https, or name the host in'
+                " trusted_hosts"
+            ),
+        ),
+        (
+            '[agents.a]\ncard = "http://a"\n[agents.a.discovery_auth]\nbearer = "env:T"\n',
+            "agents.a.card",
+            2,
+            (
+                'credentials would go to "a" in plaintext: use https, or name the host in'
+                " trusted_hosts"
+            ),
         ),
         (
             '[agents.a]\ncard = "http://a"\n[agents.a.auth.headers]\nhost = "env:T"\n',
@@ -560,6 +591,24 @@ LISTENER = '[[listeners]]\naddress = "{}"\nbinding = "JSONRPC"\n'
             "needs tls_cert_file",
         ),
         ("[publishing.a]\n", "publishing", 1, None),
+        (
+            "[agents.a]\ncard = 'http://a'\nverify_signatures = 1\n",
+            "agents.a.verify_signatures",
+            3,
+            "must be true, false or a file with public keys, not 1",
+        ),
+        (
+            "[agents.a]\ncard = 'http://a'\nverify_signatures = '/nowhere/keys'\n",
+            "agents.a.verify_signatures",
+            3,
+            'file "/nowhere/keys": No such file or directory',
+        ),
+        (
+            "[agents.a]\ncard = 'http://a'\ncard_sha256 = 'abc'\n",
+            "agents.a.card_sha256",
+            3,
+            'must be 64 hexadecimal digits, not "abc"',
+        ),
         ("[publish.a]\ncard = 'http://h'\n", "publish.a.address", 1, "is required"),
         (
             "[publish.a]\ncard = 'http://h'\naddress = '[::]:80'\nprob_interval_seconds = 1.0\n",
@@ -750,7 +799,7 @@ binding = "JSONRPC"
 [agents.b]
 card = "http://h"
 prefer = ["GRPC"]
-trusted_hosts = ["a", "b"]
+trusted_hosts = ["a", "h"]
 proxy = "http://proxy:3128"
 [agents.b.auth]
 headers = { X-Key = "env:KEY" }
@@ -762,6 +811,8 @@ client_cert_file = "odd \\" \\\\ é\\t\\u007f.pem"
 client_key_file = "k.pem"
 [agents.a]
 card = "http://i"
+verify_signatures = "k.pem"
+card_sha256 = "6E340B9CFFB37A989CA544E6BB780A2C78901D3FB33738768511A30617AFA01D"
 [publish.c]
 card = "http://j"
 address = "0.0.0.0:80"
@@ -780,7 +831,7 @@ drain_seconds = 0.25
     every = tomli.loads(effective(load(write('[agents.b]\ncard = "http://h"\n'))))
     assert set(every["limits"]) == set(Limits.model_fields)
     tables = {"tls", "auth", "discovery_auth"}
-    without_default = {"proxy"}
+    without_default = {"proxy", "card_sha256"}
     assert set(every["agents"]["b"]) == set(AgentConfig.model_fields) - tables - without_default
 
 
@@ -830,7 +881,7 @@ def test_the_example_names_no_key_that_does_not_exist():
 def test_what_the_example_has_in_comments_is_the_default(write):
     text = EXAMPLE.read_text("utf-8")
     # Files have no default, and the second listener is an example of its own.
-    examples = "server_name|proxy|allow_|advertise|token|headers|bearer|client_|scopes|resource"
+    examples = "server_name|proxy|card_sha256|allow_|advertise|token|headers|bearer|client_|scopes|resource"
     defaults = rf"^# (?!\w+_file|{examples})(\w+ = |\[\[)"
     plain = re.sub(defaults, r"\1", text, flags=re.MULTILINE)
     assert plain != text

@@ -209,28 +209,34 @@ async def test_a_minute_of_silence_is_no_reason_to_end(world: World, sdk: Peer) 
     assert sorted(done) == sorted(pairs)
 
 
-@pytest.mark.parametrize("binding", BINDINGS)
-async def test_a_stream_that_does_not_open_is_kept_alive_as_well(
-    world: World, first: Peer, binding: str
-) -> None:
+async def test_a_stream_that_does_not_open_is_kept_alive_as_well(world: World, first: Peer) -> None:
     """Headers come after `keepalive_seconds`, whether or not the agent has answered."""
-    agent = await world.agent(card([("JSONRPC", first.urls["JSONRPC"])]))
     gate = message_id()
-    await first.script([{"gate": gate}, "default"])
-    began = trio.current_time()
-    async with streaming(agent, binding, "hello") as events:
-        if isinstance(events.source, EventStream):  # its head has come
+    await first.script(*([[{"gate": gate}, "default"]] * len(BINDINGS)))
+    opened: list[str] = []
+
+    async def call(binding: str) -> None:
+        agent = await world.agent(card([("JSONRPC", first.urls["JSONRPC"])]))
+        began = trio.current_time()
+        async with streaming(agent, binding, "hello") as events:
+            if isinstance(events.source, GrpcStream):
+                await events.source.opened()
             assert 3.5 < trio.current_time() - began < 5
+            opened.append(binding)
+            found = await events.next()
+            assert found is not None
+            assert found[0] == "task"
+            assert await events.next() == ("chunk", "hello")
+            await events.state("TASK_STATE_COMPLETED")
+            assert await events.next() is None
+
+    async with trio.open_nursery() as nursery:
+        for binding in BINDINGS:
+            nursery.start_soon(call, binding)
+        with trio.fail_after(10):
+            while len(opened) < len(BINDINGS):  # noqa: ASYNC110 - the tasks above
+                await trio.sleep(0.02)
         await first.control("open", {"gate": gate})
-        found = await events.next()
-        assert found is not None
-        assert found[0] == "task"
-        if isinstance(events.source, GrpcStream):
-            assert events.source.opened_at is not None
-            assert events.source.headers[":status"] == "200"
-        assert await events.next() == ("chunk", "hello")
-        await events.state("TASK_STATE_COMPLETED")
-        assert await events.next() is None
 
 
 # --- streams that fail ------------------------------------------------------------------------

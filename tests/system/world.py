@@ -191,7 +191,7 @@ class Samples:
     """The metrics of one agent at one moment; names without ``a2a_sidecar_``."""
 
     def __init__(self, found: Sequence[tuple[str, dict[str, str], float]]) -> None:
-        self._found = [(name.removeprefix("a2a_sidecar_"), *rest) for name, *rest in found]
+        self._found = [(name.removeprefix("a2a_sidecar_"), have, v) for name, have, v in found]
 
     def total(self, name: str, **labels: str) -> float:
         """The sum of the samples of a metric with these labels."""
@@ -513,8 +513,6 @@ class GrpcStream:
         self._body = b""
         self.headers: dict[str, str] = {}
         """Initial metadata, then trailing metadata as well."""
-        self.opened_at: float | None = None
-        """When the first headers came."""
         self.pings: list[float] = []
         self.ended = False
 
@@ -534,6 +532,12 @@ class GrpcStream:
         self._h2.send_data(1, frame(request), end_stream=True)
         await self._stream.send_all(self._h2.data_to_send())
 
+    async def opened(self, seconds: float = 5) -> None:
+        """Wait for the first headers, which must come within `seconds`."""
+        with trio.fail_after(seconds):
+            while not self.headers:
+                await self._read()
+
     async def next(self, seconds: float = 5) -> bytes | None:
         """The next message, which must come within `seconds`; None at the end."""
         with trio.fail_after(seconds):
@@ -552,7 +556,6 @@ class GrpcStream:
         for event in self._h2.receive_data(data):
             match event:
                 case h2.events.ResponseReceived() | h2.events.TrailersReceived():
-                    self.opened_at = self.opened_at or trio.current_time()
                     self.headers.update({str(n): str(v) for n, v in event.headers})
                 case h2.events.DataReceived():
                     self._body += event.data

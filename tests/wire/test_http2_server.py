@@ -36,8 +36,10 @@ from sidecar.wire.http2_server import (
     serve_http2,
 )
 from tests.wire.h2_peer import (
+    CONTINUATION,
     DATA,
     GOAWAY,
+    HEADERS,
     PING,
     PREFACE,
     REQUEST,
@@ -506,10 +508,67 @@ async def test_a_client_that_does_not_begin_is_not_waited_for(autojump_clock):
 
 async def test_a_client_that_has_begun_may_be_idle(autojump_clock):
     async with rigged(echo) as rig:
-        await trio.sleep(3600)
-        rig.ask(b"still here")
+        for stream_id in (1, 3, 5):
+            await trio.sleep(299)
+            rig.ask(b"still here")
+            await rig.peer.flush()
+            await rig.peer.ended(stream_id)
+
+
+async def test_a_client_that_is_idle_for_too_long_is_left(autojump_clock):
+    async with rigged(echo) as rig:
+        rig.ask(b"last")
         await rig.peer.flush()
         await rig.peer.ended(1)
+        start = trio.current_time()
+        await rig.over.wait()
+        assert 300 <= trio.current_time() - start <= 601
+        last = [frame for frame in split(rig.theirs.drain()) if frame[0] == GOAWAY][-1]
+        assert last[3] == bytes(3) + b"\1" + bytes(4)  # all was answered, NO_ERROR
+
+
+async def test_a_silent_stream_is_not_idle(autojump_clock):
+    released = trio.Event()
+
+    async def handler(stream: ServerStream) -> None:
+        await released.wait()
+        await echo(stream)
+
+    async with rigged(handler) as rig:
+        rig.ask(b"slow")
+        await rig.peer.flush()
+        await trio.sleep(3600)
+        released.set()
+        await rig.peer.ended(1)
+
+
+@pytest.mark.parametrize("seconds", [9.0, 11.0])
+async def test_a_header_block_has_to_come_in_time(autojump_clock, seconds):
+    async with rigged(echo) as rig:
+        rig.peer.h2.send_headers(1, REQUEST, end_stream=True)
+        ((_, _, _, block),) = split(rig.peer.h2.data_to_send())
+        await rig.theirs.send(frame(HEADERS, 1, 1, block[:2]))
+        await trio.sleep(seconds / 2)
+        await rig.theirs.send(frame(CONTINUATION, 0, 1, block[2:4]))
+        await trio.sleep(seconds / 2)
+        if seconds > 10:
+            await rig.over.wait()
+            assert rig.ours.closed
+            return
+        await rig.theirs.send(frame(CONTINUATION, 4, 1, block[4:]))
+        await rig.peer.ended(1)
+        await trio.sleep(30)  # the limit is off again
+        assert not rig.over.is_set()
+
+
+async def test_an_idle_connection_can_be_left_at_once(autojump_clock):
+    async with rigged(echo) as rig:
+        assert rig.connection.idle
+        start = trio.current_time()
+        rig.connection.leave()
+        await rig.peer.expect(ConnectionTerminated)
+        await rig.over.wait()
+        assert trio.current_time() - start < 1
 
 
 def test_the_refusal_of_http2_is_understood():

@@ -1,0 +1,27 @@
+"""Every fault of the matrix, in the order of the failure table's evidence."""
+
+from __future__ import annotations
+
+from tests.faults import faults_grpc, faults_http
+from tests.faults.faults import Fault
+
+
+def all_faults() -> list[Fault]:
+    """Every fault."""
+    return [
+        *faults_http.dials(),
+        *faults_http.tls_dials(),
+        *faults_http.ends(),
+        *faults_grpc.ends(),
+        *faults_http.statuses(),
+        *faults_http.refusals(),
+        *faults_http.redirects(),
+        *faults_http.replies(),
+        *faults_http.uploads(),
+        *faults_grpc.statuses(),
+        *faults_grpc.refusals(),
+        *faults_grpc.replies(),
+        *faults_grpc.resets(),
+        *faults_grpc.goaways(),
+        *faults_grpc.uploads(),
+    ]
