@@ -37,6 +37,7 @@ __all__ = [
     "status_from_json",
     "status_to_json",
     "take_tenant",
+    "text_field",
     "validate_response",
 ]
 
@@ -130,6 +131,14 @@ def take_tenant(message: str, data: bytes) -> tuple[str, bytes]:
     request = _parse(message, data)
     tenant: str = getattr(request, "tenant", "")  # Empty has no such field
     return tenant, _with_tenant(request, _tenant_holders(request), "", data)
+
+
+def text_field(message: str, data: bytes, name: str) -> str:
+    """The string in the top-level field with the JSON name `name`; raises InvalidMessage."""
+    parsed = _parse(message, data)
+    field = next(one for one in parsed.DESCRIPTOR.fields if one.json_name == name)
+    found: str = getattr(parsed, field.name)
+    return found
 
 
 def put_tenant(message: str, data: bytes, tenant: str) -> bytes:

@@ -95,9 +95,11 @@ def own(
 def kept_status(facts: Facts) -> tuple[Binding, int] | None:
     """The status that an agent gave with an ambiguous failure: the same binding keeps it."""
     if facts.grpc_status:
-        return facts.binding, facts.grpc_status
-    if facts.http_status is not None and facts.http_status >= 500:
-        return facts.binding, facts.http_status
+        return Binding.GRPC, _known(facts.grpc_status)
+    # On gRPC an HTTP status of some proxy is no status that could be kept.
+    status = facts.http_status or 0
+    if facts.binding is Binding.HTTP_JSON and status >= 500:
+        return Binding.HTTP_JSON, status
     return None
 
 

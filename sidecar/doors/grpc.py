@@ -9,6 +9,7 @@ from grpclib.metadata import decode_timeout
 
 from sidecar.core import convert, door, errors, grpc, relay, tenant
 from sidecar.core.grpc_frames import GrpcReader, MessageTooLarge, grpc_frame
+from sidecar.core.http_common import check_id
 from sidecar.core.payload import PayloadError
 from sidecar.core.spec import (
     GET_EXTENDED_CARD,
@@ -147,6 +148,8 @@ class GrpcDoor(HttpDoor):
         message = Payload(Form.PROTO, await self._read_message(stream, headers, held))
         try:
             caller_tenant, message = tenant.take(operation, message)
+            for name in operation.path_fields:
+                check_id(name, convert.text_field(operation.request, message.data, name))
         except convert.InvalidMessage as error:
             raise _Refused(errors.standard(INVALID_PARAMS, f"the request {error}")) from error
         agent = self._meant(caller_tenant, authority)

@@ -802,6 +802,28 @@ def test_an_ambiguous_failure_keeps_its_status_on_the_same_binding_only(kept, ht
     assert (status, status_pb2.Status.FromString(encoded).code) == (grpc, grpc)
 
 
+@pytest.mark.parametrize(
+    ("binding", "http", "grpc", "kept"),
+    [
+        (Binding.GRPC, 200, 14, (Binding.GRPC, 14)),
+        (Binding.GRPC, 200, 99, (Binding.GRPC, 2)),
+        (Binding.GRPC, 503, None, None),
+        (Binding.GRPC, 200, 0, None),
+        (Binding.HTTP_JSON, 503, None, (Binding.HTTP_JSON, 503)),
+        (Binding.HTTP_JSON, 302, None, None),
+        (Binding.HTTP_JSON, 200, None, None),
+        (Binding.JSONRPC, 503, None, None),
+        (Binding.HTTP_JSON, None, None, None),
+    ],
+)
+def test_the_status_that_is_kept(binding, http, grpc, kept):
+    facts = Facts(
+        binding=binding, operation=OPERATIONS["SendMessage"], http_status=http, grpc_status=grpc
+    )
+
+    assert errors.kept_status(facts) == kept
+
+
 def test_an_errors_wait_is_the_callers_to_say():
     record = errors.own("LIMIT_REACHED", "m", headers=[("retry-after", "9")])
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from tests.exhaustion.rig import World
 
 _MESSAGE: Final = b'{"message":{"messageId":"m","role":"ROLE_USER","parts":[{"text":"x"}]}}'
-_RESPONSE_SECONDS: Final = 0.3
-_CONNECT_SECONDS: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +169,7 @@ class _Pair:
         self.agent: Agent
         self._forwarder = Forwarder(telemetry=world.telemetry, log=world.log)
 
-    async def start(self, *, unreachable: bool = False) -> None:
+    async def start(self, *, unreachable: bool = False, timeout: float = 10) -> None:
         """`unreachable`: nobody listens at the first interface."""
         entries = []
         paths = {Binding.JSONRPC: "/rpc", Binding.HTTP_JSON: "/v1", Binding.GRPC: ""}
@@ -187,8 +185,8 @@ class _Pair:
             "a",
             AgentConfig(
                 card="http://127.0.0.1",
-                connect_timeout_seconds=_CONNECT_SECONDS,
-                response_timeout_seconds=_RESPONSE_SECONDS,
+                connect_timeout_seconds=timeout,
+                response_timeout_seconds=timeout,
             ),
             dialer=Dialer(stall_seconds=120),
             limits=Limits(),
@@ -298,7 +296,7 @@ async def test_cut(
     pairs: Callable[[Binding], _Pair],
 ) -> None:
     pair = pairs(binding)
-    await pair.start()
+    await pair.start(timeout=0.3 if fault is Fault.SILENCE else 10)
     after = await _measure(pairs(binding), way, at)
     pair.servers[0].cut = _Cut(way=way, after=after, fault=fault)
 
@@ -311,6 +309,7 @@ async def test_cut(
     if kind == "ambiguous":
         assert result.error is not None
         assert result.error.delivered == "unknown"
+    await wait_all_tasks_blocked(0.01)
     before = pair.ledger.executions
     result = await pair.call()
     assert result.error is None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tests.faults import faults_grpc, faults_http
-from tests.faults.faults import Fault
+
+if TYPE_CHECKING:
+    from tests.faults.faults import Fault
 
 
 def all_faults() -> list[Fault]:

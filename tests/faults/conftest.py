@@ -61,7 +61,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
         client=(str(client), str(client)),
         servers={
             **files,
-            "wrong ALPN": {**files["good"], "alpn": "other"},
+            "wrong ALPN": {**files["good"], "alpn": "http/1.1"},
             "no ALPN": {**files["good"], "alpn": ""},
             "wants client": {**files["good"], "ca": authorities["ours"]},
             "wants other client": {**files["good"], "ca": authorities["foreign"]},

@@ -20,6 +20,9 @@ ALL: Final = (JSONRPC, HTTP_JSON, GRPC)
 
 A2A: Final = "a2a-protocol.org"
 
+SILENCE_SECONDS: Final = 1.5
+"""Time for replies that do not come: more than a loaded machine needs for a connection."""
+
 
 # --- the table --------------------------------------------------------------------------------
 

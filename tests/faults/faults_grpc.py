@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import Any, Final
 
 from tests.faults.faults import (
     A2A,
     GRPC,
+    SILENCE_SECONDS,
     Ending,
     Fault,
     ambiguous,
@@ -93,7 +95,7 @@ def ends() -> list[Fault]:
         Fault(
             name="silence after the body",
             script=(["execute", "hang"],),
-            timeout=0.3,
+            timeout=SILENCE_SECONDS,
             ending=ambiguous("timeout", "waiting", executed=1),
             no_stream=never,
             **common,
@@ -101,7 +103,7 @@ def ends() -> list[Fault]:
         Fault(
             name="silence after the reply's headers",
             script=(["execute", {"headers": None}, "hang"],),
-            timeout=0.3,
+            timeout=SILENCE_SECONDS,
             ending=ambiguous("timeout", executed=1),
             no_stream=never,
             **common,
@@ -109,7 +111,7 @@ def ends() -> list[Fault]:
         Fault(
             name="a window that never opens",
             options={"initial_window_size": 0},
-            timeout=0.3,
+            timeout=SILENCE_SECONDS,
             ending=ambiguous("timeout", "sending"),
             no_stream=never,
             **common,
@@ -307,7 +309,8 @@ def replies() -> list[Fault]:
             Fault(
                 name=f"{status} with HTML",
                 script=({"html": status},),
-                ending=bare_http(status),
+                # an HTTP status is none of gRPC's that could be kept
+                ending=replace(bare_http(status), status=None),
                 **common,
             )
             for status in (404, 415, 421, 401, 403, 429, 500, 502, 503, 504, 302)

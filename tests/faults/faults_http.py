@@ -13,6 +13,7 @@ from tests.faults.faults import (
     HTTP,
     HTTP_JSON,
     JSONRPC,
+    SILENCE_SECONDS,
     Ending,
     Fault,
     ambiguous,
@@ -44,6 +45,12 @@ def dials() -> list[Fault]:
     return found
 
 
+REFUSED: Final = (
+    ("no client certificate", "wants client", False),
+    ("client certificate refused", "wants other client", True),
+)
+
+
 def tls_dials() -> list[Fault]:
     """Handshakes that come to nothing, and TLS on one side only."""
     found = []
@@ -52,22 +59,32 @@ def tls_dials() -> list[Fault]:
         common: dict[str, Any] = {"group": "tls", "binding": binding, "only": "tls"}
         found += [
             Fault(name=name, tls=name, ending=tls, **common)
-            for name in ("expired", "wrong name", "unknown authority", "wrong ALPN")
+            for name in ("expired", "wrong name", "unknown authority")
+        ]
+        # TLS 1.3: the server refuses after our handshake, when the request may be on its way
+        found += [
+            Fault(
+                name=f"{name}, with an alert",
+                speaks="alert",
+                tls=server,
+                client_certificate=certificate,
+                ending=tls,
+                **common,
+            )
+            for name, server, certificate in REFUSED
         ]
         found += [
             Fault(
-                name="no client certificate",
-                tls="wants client",
-                ending=tls,
+                name=f"{name}, without a word",
+                tls=server,
+                client_certificate=certificate,
+                # over HTTP/2 nothing was written before SETTINGS; else nobody says that it was that
+                ending=not_delivered("reset") if binding == GRPC else ambiguous("reset", "waiting"),
                 **common,
-            ),
-            Fault(
-                name="client certificate refused after the handshake",
-                tls="wants other client",
-                client_certificate=True,
-                ending=tls,
-                **common,
-            ),
+            )
+            for name, server, certificate in REFUSED
+        ]
+        found += [
             Fault(
                 name="no ALPN",
                 tls="no ALPN",
@@ -78,10 +95,31 @@ def tls_dials() -> list[Fault]:
                 name="plaintext where TLS is declared",
                 tls="",
                 client_tls=True,
+                script=() if binding == GRPC else ({"at": 5, "steps": [reply(400), "close"]},),
                 ending=tls,
                 **common,
             ),
+            Fault(
+                name="silence where TLS is declared",
+                speaks="http",
+                tls="",
+                client_tls=True,
+                connect_timeout=0.4,
+                ending=not_delivered("dial"),
+                **common,
+            ),
         ]
+    # OpenSSL's servers let others pass that do not ask for ALPN: as without any
+    found.append(
+        Fault(
+            name="another ALPN",
+            group="tls",
+            binding=GRPC,
+            only="tls",
+            tls="wrong ALPN",
+            ending=tls,
+        )
+    )
     plain: dict[str, Any] = {"group": "tls", "only": "plain", "tls": "good", "client_tls": False}
     # an alert, or an end, instead of a reply to what was written in full
     found += [
@@ -184,28 +222,28 @@ def _silences(**common: Any) -> list[Fault]:
         Fault(
             name="silence before reading",
             script=({"at": "accept", "steps": ["hang"]},),
-            timeout=0.3,
+            timeout=SILENCE_SECONDS,
             ending=late,
             **common,
         ),
         Fault(
             name="silence after the head",
             script=({"at": "head", "steps": ["hang"]},),
-            timeout=0.3,
+            timeout=SILENCE_SECONDS,
             ending=late,
             **common,
         ),
         Fault(
             name="silence after the body",
             script=(["execute", "hang"],),
-            timeout=0.3,
+            timeout=SILENCE_SECONDS,
             ending=ambiguous("timeout", "waiting", executed=1),
             **common,
         ),
         Fault(
             name="silence after half the reply",
             script=([{"default": {"bytes": 200}}, "hang"],),
-            timeout=0.3,
+            timeout=SILENCE_SECONDS,
             ending=ambiguous("timeout", executed=1),
             no_stream=opened,
             **common,
@@ -419,8 +457,11 @@ def replies() -> list[Fault]:
             Fault(
                 name="interim replies",
                 script=(
-                    [{"interim": 103, "headers": [["link", "</a>"]]}, {"interim": 102}]
-                    + ["default"],
+                    [
+                        {"interim": 103, "headers": [["link", "</a>"]]},
+                        {"interim": 102},
+                        "default",
+                    ],
                 ),
                 ending=success(),
                 **common,
@@ -523,17 +564,17 @@ def uploads() -> list[Fault]:
     """A reply while 10 MB of the request are still to come (D94)."""
     found = []
     for binding in HTTP:
-        for status in (413, 415, 401):
-            found.append(
-                Fault(
-                    name=f"{status} during an upload",
-                    group="uploads",
-                    binding=binding,
-                    script=({"at": "head", "steps": [_early(status), "half_close", "hang"]},),
-                    ending=bare_http(status),
-                    body_bytes=10_000_000,
-                )
+        found += [
+            Fault(
+                name=f"{status} during an upload",
+                group="uploads",
+                binding=binding,
+                script=({"at": "head", "steps": [_early(status), "half_close", "hang"]},),
+                ending=bare_http(status),
+                body_bytes=10_000_000,
             )
+            for status in (413, 415, 401)
+        ]
         found.append(
             Fault(
                 name="reset during an upload",

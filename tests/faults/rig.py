@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sidecar.agent import Agent
+    from sidecar.wire.http2_pool import Http2Pool
     from tests.faults.faults import Ending, Fault
     from tests.harness import Peer
 
@@ -106,7 +107,7 @@ async def running(
             with _names_known():
                 nursery.start_soon(daemon.run)
                 with trio.fail_after(SECONDS):
-                    while not _is_up(daemon, wait=wait):
+                    while not _is_up(daemon, wait=wait):  # noqa: ASYNC110 - no event tells
                         await trio.sleep(0.005)
                 yield daemon
             nursery.cancel_scope.cancel()
@@ -129,7 +130,7 @@ def daemon_agents(daemon: Daemon) -> Mapping[str, Agent]:
 def address(daemon: Daemon, binding: str) -> str:
     """Where the listener of a binding is."""
     places = daemon.status()["listeners"]
-    return next(place["address"] for place in places if place["binding"] == binding)
+    return str(next(place["address"] for place in places if place["binding"] == binding))
 
 
 Samples = dict[str, dict[tuple[str, ...], float]]
@@ -164,19 +165,22 @@ def busy(daemon: Daemon) -> list[str]:
         if agent.in_flight or agent.streams:
             found.append(f"{name}: {agent.in_flight} unary, {agent.streams} streams")
         for pool in agent._connections._pools.values():
-            statistics = pool.statistics()
-            if isinstance(pool, Http1Pool):
-                if statistics.busy or pool._waiters:
-                    found.append(f"{name}: {statistics}")
-            elif statistics.streams or statistics.waiting or statistics.dialing:
-                found.append(f"{name}: {statistics}")
+            found += [f"{name}: {what}" for what in _busy_pool(pool)]
     return found
+
+
+def _busy_pool(pool: Http1Pool | Http2Pool) -> list[str]:
+    if isinstance(pool, Http1Pool):
+        http1 = pool.statistics()
+        return [str(http1)] if http1.busy or pool._waiters else []
+    http2 = pool.statistics()
+    return [str(http2)] if http2.streams or http2.waiting or http2.dialing else []
 
 
 async def at_rest(daemon: Daemon, seconds: float = 3) -> list[str]:
     """Wait until nothing is busy; what still is after `seconds`."""
     deadline = trio.current_time() + seconds
-    while (found := busy(daemon)) and trio.current_time() < deadline:
+    while (found := busy(daemon)) and trio.current_time() < deadline:  # noqa: ASYNC110
         await trio.sleep(0.01)
     return found
 
@@ -221,11 +225,7 @@ class Certificates:
         """The TLS of a peer; None for ''."""
         if not name:
             return None
-        found = dict(self.servers[name])
-        alpn = found.setdefault("alpn", "h2" if binding == GRPC else "http/1.1")
-        if alpn == "other":
-            found["alpn"] = "http/1.1" if binding == GRPC else "h2"
-        return found
+        return {"alpn": "h2" if binding == GRPC else "http/1.1", **self.servers[name]}
 
 
 async def run_cells(
@@ -271,7 +271,7 @@ def _place(cell: Cell, certificates: Certificates) -> _Placed:
         else:
             tls = default
             spec["speaks"] = "http"
-        if spec["speaks"] in ("http", "grpc"):
+        if spec["speaks"] in ("http", "grpc", "alert"):
             spec["tls"] = certificates.server(tls, binding)
         one.ports.append(spec["name"])
         one.specs.append(spec)

@@ -2,11 +2,13 @@
 
 ``POST /control/open`` takes a list of agents and answers with their ports:
 
-    {"name": NAME, "speaks": "http" | "grpc" | "closed" | "full", "tls": TLS, "options": {..}}
+    {"name": NAME, "speaks": "http" | "grpc" | "closed" | "full" | "alert",
+     "tls": TLS, "options": {..}}
 
 ``http`` is `raw_http`, ``grpc`` is `h2_agent` (`options` are those of its command line, without
 dashes, and ``"accept": "close"`` or ``"reset"`` ends each connection at once); ``closed`` refuses
-connections, ``full`` lets none through its accept queue. TLS is
+connections, ``full`` lets none through its accept queue; ``alert`` refuses the client's certificate
+and says so, which asyncio's TLS does not. TLS is
 ``{"cert", "key", "ca" (of clients, then needed), "alpn"}``. ``POST /control/script`` takes
 ``{NAME: [ENTRY, ..]}`` in the words of the agent's kind, ``/control/gate`` a gate's name to open for
 all, ``/control/close`` a list of names, and answers with what became of each. The state has every
@@ -18,7 +20,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import socket
+import ssl
 import struct
+import threading
+from contextlib import suppress
 from typing import Any
 
 from tests.peers import common, h2_agent, raw_http
@@ -75,9 +80,10 @@ class Port:
 
     async def open(self) -> int:
         """Take a port; returns it."""
-        if self.agent is None:
+        if self.agent is None and self.speaks != "alert":
             return self._open_deaf()
         sock = common.listen(0)
+        port = common.port_of(sock)
         tls = None
         if self.tls:
             args = argparse.Namespace(
@@ -85,8 +91,14 @@ class Port:
             )
             alpn = self.tls.get("alpn")
             tls = common.server_tls(args, *([alpn] if alpn else []))
+        if self.speaks == "alert":
+            assert tls is not None
+            self._sockets.append(sock)
+            sock.setblocking(True)
+            threading.Thread(target=_refuse, args=(sock, tls), daemon=True).start()
+            return port
         self._server = await asyncio.start_server(self._accept, sock=sock, ssl=tls)
-        return common.port_of(sock)
+        return port
 
     def _open_deaf(self) -> int:
         sock = socket.socket()
@@ -124,6 +136,9 @@ class Port:
         if self._server is not None:
             self._server.close()
         for sock in self._sockets:
+            # a thread may sit in accept(): closing alone would not wake it
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
             sock.close()
         for task in self._tasks:
             task.cancel()
@@ -132,6 +147,26 @@ class Port:
     def state(self) -> dict[str, Any]:
         """What the agent has seen."""
         return self.agent.state() if self.agent is not None else {}
+
+
+def _refuse(sock: socket.socket, tls: ssl.SSLContext) -> None:
+    """Fail every handshake, and let the client read the alert."""
+    while True:
+        try:
+            connection = sock.accept()[0]
+        except OSError:
+            return
+        with connection, suppress(OSError):
+            secured = tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+            with secured:
+                secured.settimeout(5)
+                with suppress(ssl.SSLError):
+                    secured.do_handshake()
+                bare = socket.socket(fileno=secured.detach())
+                with bare:
+                    bare.shutdown(socket.SHUT_WR)
+                    while bare.recv(65536):
+                        pass
 
 
 class Ports:

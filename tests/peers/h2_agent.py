@@ -362,7 +362,7 @@ class Agent:
             SettingCodes.MAX_FRAME_SIZE: args.max_frame_size,
             SettingCodes.MAX_HEADER_LIST_SIZE: args.max_header_list_size,
         }
-        self.settings: dict[SettingCodes | int, int] = {
+        self.settings: dict[SettingCodes, int] = {
             code: value for code, value in wanted.items() if value is not None
         }
 

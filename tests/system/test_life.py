@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -147,6 +148,7 @@ async def test_idle_connections_hold_nothing_up(first: Peer, tmp_path: Path) -> 
             await client.aclose()
         for stream in silent:
             assert await stream.receive_some() == b""
+            await stream.aclose()
         assert agent.file is not None
 
 
@@ -155,10 +157,15 @@ class H2Client:
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
-        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
+        self.h2 = h2.connection.H2Connection(
+            h2.config.H2Configuration(client_side=True, header_encoding="utf-8")
+        )
+        self.h2.initiate_connection()
         self.goaways: list[int] = []
         self.ended: set[int] = set()
         self.refused: set[int] = set()
+        self.fields: dict[int, dict[str, str]] = {}
+        """Headers and trailers."""
         self.eof = False
         self._frames = b""
 
@@ -191,10 +198,14 @@ class H2Client:
                 self.goaways.append(int.from_bytes(one[9:13], "big"))
                 continue
             for event in self.h2.receive_data(one):
-                if isinstance(event, h2.events.StreamEnded):
-                    self.ended.add(event.stream_id)
-                elif isinstance(event, h2.events.StreamReset):
-                    self.refused.add(event.stream_id)
+                match event:
+                    case h2.events.ResponseReceived() | h2.events.TrailersReceived():
+                        found = {str(name): str(value) for name, value in event.headers}
+                        self.fields.setdefault(event.stream_id, {}).update(found)
+                    case h2.events.StreamEnded():
+                        self.ended.add(event.stream_id)
+                    case h2.events.StreamReset():
+                        self.refused.add(event.stream_id)
         await self.stream.send_all(self.h2.data_to_send())
 
 
@@ -204,7 +215,6 @@ async def test_http2_is_told_twice_that_we_leave(first: Peer, tmp_path: Path) ->
         gate = message_id()
         await first.script([{"gate": gate}, "default"])
         client = H2Client(await connect(daemon.listeners["GRPC"]))
-        client.h2.initiate_connection()
         early = await client.open("SendMessage", send_pb("hello", message_id(), "one"))
         await agent.until("requests_in_flight", 1)
         daemon.process.signal(signal.SIGTERM)
@@ -220,6 +230,7 @@ async def test_http2_is_told_twice_that_we_leave(first: Peer, tmp_path: Path) ->
                 await client.read()
         assert client.ended == {early, between}
         assert client.refused == set()
+        await client.stream.aclose()
         assert await daemon.process.wait() == 0
         traceless(daemon.process)
 
@@ -237,12 +248,13 @@ async def test_at_the_end_of_the_drain_calls_are_told(first: Peer, tmp_path: Pat
         async with (
             agent.stream("JSONRPC", "hello") as jsonrpc,
             agent.stream("HTTP+JSON", "hello") as rest,
-            agent.grpc_stream("hello") as grpc,
             trio.open_nursery() as nursery,
         ):
             await jsonrpc.next()
             await rest.next()
-            await grpc.next()
+            grpc = H2Client(await connect(daemon.listeners["GRPC"]))
+            await grpc.open("SendStreamingMessage", send_pb("hello", message_id(), "one"))
+            await agent.until("stream_events_total", 3)
             for binding in BINDINGS:
                 nursery.start_soon(call, binding)
             await agent.until("requests_in_flight", 3)
@@ -258,9 +270,12 @@ async def test_at_the_end_of_the_drain_calls_are_told(first: Peer, tmp_path: Pat
                 assert info["metadata"]["task"] == "task-9"
                 with pytest.raises(StopAsyncIteration):
                     await events.next()
-            assert await grpc.next() is None
-            assert grpc.answer().status == GRPC_UNKNOWN
-            assert grpc.answer().details["task"] == "task-9"
+            while not grpc.ended:
+                await grpc.read()
+            assert grpc.fields[1]["grpc-status"] == str(GRPC_UNKNOWN)
+            assert grpc.fields[1]["a2a-sidecar-delivered"] == "unknown"
+            assert "task-9" in grpc.fields[1]["grpc-message"]
+            await grpc.stream.aclose()
             await agent.until("stream_ends_total", 3, reason="drained")
             await agent.until("requests_total", 6, outcome="rejected")
         assert {answer.reason for answer in unary.values()} == {"DELIVERY_UNKNOWN"}
@@ -272,13 +287,12 @@ async def test_at_the_end_of_the_drain_calls_are_told(first: Peer, tmp_path: Pat
         traceless(daemon.process)
 
 
-async def test_what_was_not_sent_may_be_sent_again(first: Peer, tmp_path: Path) -> None:
+async def test_what_was_not_sent_may_be_sent_again() -> None:
     """Calls that wait for a card when the drain is over were not delivered."""
-    await first.control("reset")
-    await first.script({"at": "accept", "steps": ["hang"]})
-    port = first.ports["http"]
-    agents = {"one": f"http://127.0.0.1:{port}/agent-card.json"}
-    async with sidecar(agents=agents, extra="[limits]\ndrain_seconds = 0.5\n") as daemon:
+    (silent,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = silent.socket.getsockname()[1]
+    agents = {"one": f"http://127.0.0.1:{port}"}
+    async with silent, sidecar(agents=agents, extra="[limits]\ndrain_seconds = 0.5\n") as daemon:
         agent = RemoteAgent(daemon, "one", None)
         answers: dict[str, Answer] = {}
 
@@ -361,7 +375,7 @@ def start_slowly(arguments: Sequence[str], until: str, more: int) -> subprocess.
 def test_ctrl_c_while_it_starts_says_nothing() -> None:
     """Wherever it comes: the longest part of a start is imports."""
     arguments = ["run", "--agent", f"one=http://127.0.0.1:{free_port()}"]
-    for more in (0, 1, 5, 20, 60, 150, 250, 300):
+    for more in (1, 10, 60, 200, 400):
         process = start_slowly(arguments, "sidecar.cli", more)
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None
@@ -410,55 +424,23 @@ def command(*arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
     )
 
 
-MISTAKES = {
-    "missing": (None, "cannot be read"),
-    "directory": ("DIRECTORY", "cannot be read"),
-    "syntax": ("[agents\n", "not valid TOML"),
-    "not text": (b"\xff\xfe[agents]\n", "not UTF-8"),
-    "unknown key": ("[limits]\ndrain = 1\n", "unknown key"),
-    "no secret": (
-        '[agents.a]\ncard = "http://127.0.0.1:1"\n[agents.a.auth]\nbearer = "file:nowhere"\n',
-        "agents.a: file:",
-    ),
-    "no credential": (
-        '[agents.a]\ncard = "http://127.0.0.1:1"\n[agents.a.auth]\nbearer = "credential:x"\n',
-        "agents.a: credential:x",
-    ),
-    "not systemd": (
-        '[[listeners]]\naddress = "systemd:app"\nbinding = "JSONRPC"\n',
-        "systemd passed 0 sockets",
-    ),
-    "no directory": (
-        '[[listeners]]\naddress = "unix:/nowhere/at/all.sock"\nbinding = "JSONRPC"\n',
-        "cannot listen on unix:/nowhere/at/all.sock",
-    ),
-    "certificate": (
-        '[agents.a]\ncard = "https://127.0.0.1:1"\n[agents.a.tls]\nca_file = "config.toml"\n',
-        "agents.a.tls: ",
-    ),
-}
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_start_that_cannot_be_says_why(tmp_path: Path, mistake: str) -> None:
-    content, expected = MISTAKES[mistake]
-    file = tmp_path / "config.toml"
-    match content:
-        case None:
-            pass
-        case "DIRECTORY":
-            file.mkdir()
-        case bytes():
-            file.write_bytes(content)
-        case str():
-            admin = f'[admin]\naddress = "127.0.0.1:{free_port()}"\n'
-            listener = f'[[listeners]]\naddress = "127.0.0.1:{free_port()}"\nbinding = "JSONRPC"\n'
-            valid = mistake != "syntax"
-            own = "listeners" not in content and valid
-            file.write_text(content + (admin if valid else "") + (listener if own else ""), "utf-8")
-    done = command("run", "--config", str(file))
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("[agents\n", "config.toml:1: not valid TOML"),
+        ('[admin]\naddress = "127.0.0.1:{taken}"\n', "cannot listen on 127.0.0.1:{taken}"),
+    ],
+    ids=["syntax", "port"],
+)
+def test_a_start_that_cannot_be_says_why(tmp_path: Path, content: str, expected: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        listener = f'[[listeners]]\naddress = "127.0.0.1:{free_port()}"\nbinding = "JSONRPC"\n'
+        file = tmp_path / "config.toml"
+        file.write_text(content.replace("{taken}", str(taken)) + listener, "utf-8")
+        done = command("run", "--config", str(file))
     assert done.returncode == 1, done
-    assert expected in done.stderr
+    assert expected.replace("{taken}", str(taken)) in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -481,7 +463,7 @@ async def test_two_sidecars_do_not_take_each_others_sockets(tmp_path: Path) -> N
                 assert "is another sidecar running?" in second.stderr
                 assert "Traceback" not in second.stderr
             reply = await http(f"unix:{path}", "GET", "/agents/x")
-            assert reply.status == 404
+            assert b"AGENT_UNKNOWN" in reply.body
             daemon.process.signal(signal.SIGTERM)
             assert await daemon.process.wait() == 0
             assert not path.exists()
