@@ -233,15 +233,16 @@ class _Passage:
     async def _relay(self, stream: UpstreamStream, deliver: Deliver) -> Ended:
         assert self._state is not None  # set where the stream begins
         try:
-            event: Reply | Ended = stream.first
-            while not isinstance(event, Ended):
-                assert event.payload is not None  # an event without one is an end
-                self._state.see(event.payload)
-                payload = tenant.answer(self.call.operation, event.payload, self.call.tenant)
-                self._account.event()
-                await deliver(self._result(payload=payload, headers=stream.headers))
-                event = await stream.receive()
-            return event
+            head = self._result(headers=stream.headers)
+            events: list[Reply] | Ended = stream.first
+            while not isinstance(events, Ended):
+                payloads = [event.payload for event in events if event.payload is not None]
+                for payload in payloads:
+                    self._state.see(payload)
+                    self._account.event()
+                await deliver(payloads, head)
+                events = await stream.receive()
+            return events
         finally:
             await stream.aclose()
 

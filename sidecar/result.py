@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -44,8 +44,8 @@ class CallerGone(Exception):
         """Label `reason` of stream_ends_total: ``cancelled`` or ``stalled``."""
 
 
-Deliver: TypeAlias = Callable[[Result], Awaitable[None]]
-"""Takes one stream event (a `Result` with its payload) and returns when it is written.
+Deliver: TypeAlias = Callable[[Sequence["Payload"], Result], Awaitable[None]]
+"""Takes stream events that came together, and how they were reached; returns when they are written.
 
 Raises CallerGone.
 """

@@ -191,7 +191,7 @@ class Upstream:
                     return ended
                 # A result where a stream was asked for: one event, then the end.
                 stream = UpstreamStream(attempt, exchange, None, self._sizes.event)
-                stream.first = ended.reply
+                stream.first = [ended.reply]
                 return stream
             reader = attempt.event_reader(exchange.head, self._sizes.event)
             opening = UpstreamStream(attempt, exchange, reader, self._sizes.event)
@@ -383,11 +383,12 @@ class UpstreamStream:
         """Bytes read for events that were not all taken yet."""
         self._ended: Ended | None = None
         self._events = 0
-        self.first: Reply
+        self.first: list[Reply]
+        """The events that opened the stream."""
         self.headers = relay.reply_headers(exchange.head.headers)
 
-    async def receive(self) -> Reply | Ended:
-        """The next event, or how the stream ended."""
+    async def receive(self) -> list[Reply] | Ended:
+        """The next events, those that came in one read; or how the stream ended."""
         if not self._waiting and self._charged:
             self._attempt.let_go(self._charged)
             self._charged = 0
@@ -401,13 +402,17 @@ class UpstreamStream:
             except (EventTooLarge, grpc.MessageTooLarge) as error:
                 broken = self._attempt.progress.broken(Break.TOO_LARGE, detail=str(error)).broken
                 self._ended = self._attempt.ended_broken(broken)
-        event = await self._attempt.in_callers_form(self._waiting.pop(0))
-        if event.payload is None:
-            self._waiting.clear()
-            self._ended = self._ended_replied(event, [])
-            return self._ended
-        self._events += 1
-        return event
+        waiting, self._waiting = self._waiting, []
+        events: list[Reply] = []
+        for one in waiting:
+            event = await self._attempt.in_callers_form(one)
+            if event.payload is None:
+                # What came before an error still reaches the caller.
+                self._ended = self._ended_replied(event, [])
+                return events or self._ended
+            events.append(event)
+            self._events += 1
+        return events
 
     async def _pull(self) -> None:
         if self._reader is None:

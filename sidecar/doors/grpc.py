@@ -25,7 +25,7 @@ from sidecar.result import CallerGone
 from sidecar.wire.http2_server import StreamGone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sidecar.agent import Agent
     from sidecar.budget import Reservation
@@ -186,7 +186,7 @@ class GrpcDoor(HttpDoor):
         nursery.start_soon(reply.keep_alive, self._house.limits.keepalive_seconds)
         try:
             result = await self._house.forwarder.stream(
-                agent, call, reply.event, held=held, breaker=self.breaker
+                agent, call, reply.events, held=held, breaker=self.breaker
             )
         except CallerGone:
             return
@@ -281,11 +281,11 @@ class _Reply:
             await self.message(result.payload.data, result.headers)
         await self.end(result)
 
-    async def event(self, event: Result) -> None:
-        """One stream event; raises CallerGone."""
-        assert event.payload is not None  # the forwarder delivers events only
+    async def events(self, payloads: Sequence[Payload], head: Result) -> None:
+        """Stream events; raises CallerGone."""
         try:
-            await self.message(event.payload.data, event.headers)
+            for payload in payloads:
+                await self.message(payload.data, head.headers)
         except StreamGone as gone:
             raise CallerGone from gone
 

@@ -19,7 +19,7 @@ from sidecar.result import CallerGone
 from sidecar.wire.http1_server import BodyTooLarge, PeerGone, Stalled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from sidecar.agent import Agent
     from sidecar.budget import Budget, Reservation
@@ -261,7 +261,7 @@ class _SseStream:
             self._request.gone.then(nursery.cancel_scope.cancel)
             nursery.start_soon(self._keep_alive)
             with contextlib.suppress(CallerGone, PeerGone):
-                await self._finish(await carry(self._event))
+                await self._finish(await carry(self._events))
             nursery.cancel_scope.cancel()
         if not self._request.ended:
             raise PeerGone("the client has left the stream")
@@ -279,12 +279,13 @@ class _SseStream:
                 except PeerGone:
                     return  # the next event, or `gone`, ends the stream
 
-    async def _event(self, event: Result) -> None:
-        assert event.payload is not None  # the forwarder delivers events only
+    async def _events(self, payloads: Sequence[Payload], head: Result) -> None:
         async with self._writing:
             try:
-                await self._start(reply_headers(event, SSE_TYPE)[1:])
-                await self._send(sse_event(self._reply.event(event.payload)))
+                if not self._started:
+                    await self._start(reply_headers(head, SSE_TYPE)[1:])
+                event = self._reply.event
+                await self._send(b"".join(sse_event(event(payload)) for payload in payloads))
             except Stalled as stalled:
                 raise CallerGone("stalled") from stalled
             except PeerGone as gone:

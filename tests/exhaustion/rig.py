@@ -41,7 +41,7 @@ from tests.support.files import card
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from sidecar.core.spec import Operation
     from sidecar.result import Result
@@ -238,9 +238,8 @@ class Rig:
                 return await self.forwarder.stream(self.agent, call, self._deliver, held=held)
             return await self.forwarder.unary(self.agent, call, held=held)
 
-    async def _deliver(self, event: Result) -> None:
-        assert event.payload is not None
-        self.events.append(event.payload.data)
+    async def _deliver(self, payloads: Sequence[Payload], _: Result) -> None:
+        self.events += [payload.data for payload in payloads]
 
     async def warm_up(self) -> ScriptedWire:
         """One clean call; the connection that it leaves behind."""

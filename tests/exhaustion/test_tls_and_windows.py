@@ -131,8 +131,8 @@ class _FloodedRig(Rig):
     def peer(self, binding: Binding) -> Peer:
         return _Flood(self)
 
-    async def _deliver(self, event: Result) -> None:
-        await super()._deliver(event)
+    async def _deliver(self, payloads: Sequence[Payload], head: Result) -> None:
+        await super()._deliver(payloads, head)
         if self.flooding:
             await trio.sleep_forever()  # a caller who does not read on
 

@@ -388,12 +388,12 @@ def tenants_seen(request: dict[str, Any], up: str) -> set[Any]:
 
 
 @pytest.mark.parametrize(("down", "up"), PAIRS)
-@pytest.mark.parametrize("given", [None, "evil", ""])
 async def test_the_interfaces_tenant_is_sent_whatever_the_caller_says(
-    given: str | None, down: str, up: str, tenants: tuple[Peer, Between]
+    down: str, up: str, tenants: tuple[Peer, Between]
 ) -> None:
     agent, sidecar = tenants
-    for method, request in WITH_TENANT:
+    for number, (method, request) in enumerate(WITH_TENANT):
+        given = ("evil", None, "")[number % 3]
         sent = request if given is None else {**request, "tenant": given}
         await sidecar.through(down, up).call(method, sent)
         seen = (await agent.state())["requests"][-1]
