@@ -349,7 +349,10 @@ def _door_mistakes(listener: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for one, other in (pair, pair[::-1]):
         if one in listener and other not in listener:
             yield one, f"needs {other} beside it"
-    address = _fixed_address(text)
+    try:
+        address = parse_address(text)
+    except ValueError:
+        return
     if not isinstance(address, TcpAddress) or values.is_loopback(address):
         return
     if listener.get("allow_remote") is not True:

@@ -24,7 +24,7 @@ def take_sockets() -> dict[str, list[socket.socket]]:
     passed: dict[str, list[socket.socket]] = {}
     given = names.split(":")
     for number in range(min(int(count), os.sysconf("SC_OPEN_MAX"))):
-        name = given[number] if number < len(given) else "unknown"
+        name = (given[number] if number < len(given) else "") or "unknown"
         with contextlib.suppress(OSError):
             sock = socket.socket(fileno=_FIRST_DESCRIPTOR + number)
             sock.set_inheritable(False)

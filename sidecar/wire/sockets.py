@@ -103,14 +103,6 @@ def is_reserved(descriptor: int) -> bool:
     return limit != resource.RLIM_INFINITY and descriptor >= limit - limit // 16
 
 
-def raise_descriptor_limit() -> None:
-    """Allow this process as many descriptors as it may have: the default is for those that select."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
 def describe(error: BaseException) -> str:
     """``Connection refused`` for an OSError, else the class and its text: for `detail`."""
     if isinstance(error, OSError) and error.strerror:

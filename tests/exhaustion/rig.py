@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 DEADLINE_SECONDS: Final = 3.0
 """Less than any timeout of the configuration."""
 
+MOST_CONNECTIONS: Final = 10
+"""More than any cell may need: no time passes while connections come and go."""
+
 HOSTS: Final = ("one.example", "two.example")
 PORTS: Final = (1001, 1002)
 """Of the first candidate and the second."""
@@ -194,6 +197,8 @@ class Rig:
 
     def connect(self, port: int) -> ScriptedWire:
         """What the dialer gets instead of a connected socket."""
+        if len(self.wires) == MOST_CONNECTIONS:
+            raise RuntimeError("one connection after the other")
         candidate = PORTS.index(port)
         if candidate in self.refusing:
             raise DialError(Break.REFUSED, "scripted")

@@ -15,8 +15,11 @@ from tests.exhaustion.peer import DATA, SETTINGS, WINDOW_UPDATE, Http2Peer, fram
 from tests.exhaustion.rig import Exchange, Rig, Shape
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trio.testing import MockClock
 
+    from sidecar.core.types import Payload
     from sidecar.result import Result
     from tests.exhaustion.peer import Peer
     from tests.exhaustion.rig import World

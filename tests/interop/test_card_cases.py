@@ -40,9 +40,10 @@ TASK_NOT_FOUND = -32001
 QUICK = {"refresh_cooldown_seconds": 0.1}
 
 
-async def ask(daemon: Sidecar, **headers: str) -> tuple[str, int]:
+async def ask(daemon: Sidecar, agent: str | None = None, **headers: str) -> tuple[str, int]:
     """GetTask for nobody's task: the interface that answered, and the code of its error."""
-    _, fields, body = await daemon.jsonrpc("GetTask", {"id": "nowhere"}, headers=headers)
+    params = {"id": "nowhere"}
+    _, fields, body = await daemon.jsonrpc("GetTask", params, headers=headers, agent=agent)
     return fields.get("a2a-sidecar-interface", ""), body["error"]["code"]
 
 
@@ -227,18 +228,17 @@ async def test_d05_a_relative_url_is_passed_over(tmp_path: Path) -> None:
             assert "not an absolute" in daemon.log()
 
 
-@pytest.mark.parametrize("name", ["127.0.0.1", "localhost"])
-async def test_d12_a_grpc_address_is_host_and_port(
-    tmp_path: Path, tls: TlsFiles, name: str
-) -> None:
+async def test_d12_a_grpc_address_is_host_and_port(tmp_path: Path, tls: TlsFiles) -> None:
     """Without a scheme it is TLS, and that is to be seen."""
     async with peer("grpc_generic", *tls.peer_args) as agent:
-        content = card([("GRPC", f"{name}:{agent.ports['grpc']}")])
-        keys = {"card": str(write_card(tmp_path, content)), "tls": {"ca_file": str(tls.ca)}}
-        async with sidecar(agents={"a": keys}, ready=True) as daemon:
-            assert await ask(daemon) == ("0-grpc", TASK_NOT_FOUND)
-            (candidate,) = (await daemon.status())["agents"]["a"]["candidates"]
-            assert candidate["tls"] is True
+        agents = {}
+        for name in ("127.0.0.1", "localhost"):
+            path = write_card(tmp_path, card([("GRPC", f"{name}:{agent.ports['grpc']}")]), name)
+            agents[f"a-{len(name)}"] = {"card": str(path), "tls": {"ca_file": str(tls.ca)}}
+        async with sidecar(agents=agents, ready=True) as daemon:
+            for name, status in (await daemon.status())["agents"].items():
+                assert await ask(daemon, name) == ("0-grpc", TASK_NOT_FOUND)
+                assert [one["tls"] for one in status["candidates"]] == [True]
 
 
 # --- versions and bindings ----------------------------------------------------------------------
@@ -261,14 +261,19 @@ async def test_d07_a_missing_version_is_1_0_and_said_once(tmp_path: Path) -> Non
             assert daemon.log().count("1.0 is assumed") == 1
 
 
-@pytest.mark.parametrize("version", ["1.0.0", "1.0.7", " 1.0", "1"])
-async def test_d08_patch_numbers_do_not_count(tmp_path: Path, version: str) -> None:
+async def test_d08_patch_numbers_do_not_count(tmp_path: Path) -> None:
     async with peer("raw_http") as raw:
-        content = card([interface("JSONRPC", raw.urls["JSONRPC"], version=version)])
-        async with sidecar(agents={"a": write_card(tmp_path, content)}, ready=True) as daemon:
-            assert await ask(daemon, **{"a2a-version": "1.0.0"}) == ("0-jsonrpc", TASK_NOT_FOUND)
-            (request,) = (await raw.state())["requests"]
-            assert [v for n, v in request["headers"] if n == "a2a-version"] == ["1.0"]
+        agents = {}
+        for number, version in enumerate(["1.0.0", "1.0.7", " 1.0", "1"]):
+            content = card([interface("JSONRPC", raw.urls["JSONRPC"], version=version)])
+            agents[f"a{number}"] = write_card(tmp_path, content, f"{number}.json")
+        async with sidecar(agents=agents, ready=True) as daemon:
+            for name in agents:
+                answer = await ask(daemon, name, **{"a2a-version": "1.0.0"})
+                assert answer == ("0-jsonrpc", TASK_NOT_FOUND), name
+            requests = (await raw.state())["requests"]
+            sent = [[v for n, v in one["headers"] if n == "a2a-version"] for one in requests]
+            assert sent == [["1.0"]] * 4
 
 
 async def test_d09_binding_and_version_are_one_choice(tmp_path: Path) -> None:
@@ -283,25 +288,26 @@ async def test_d09_binding_and_version_are_one_choice(tmp_path: Path) -> None:
             assert "0.3" in (await reasons(daemon))[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "label"),
-    [
-        ("jsonrpc", "0-jsonrpc"),
-        ("JsonRpc", "0-jsonrpc"),
-        ("JSON-RPC", "0-jsonrpc"),
-        ("http+json", "0-http_json"),
-        ("HTTP_JSON", "0-http_json"),
-        ("REST", "0-http_json"),
-    ],
-)
-async def test_d10_spellings_of_bindings(tmp_path: Path, name: str, label: str) -> None:
+async def test_d10_spellings_of_bindings(tmp_path: Path) -> None:
+    spellings = {
+        "JSONRPC": ["jsonrpc", "JsonRpc", "JSON-RPC"],
+        "HTTP+JSON": ["http+json", "HTTP_JSON", "REST"],
+    }
+    labels = {"JSONRPC": "0-jsonrpc", "HTTP+JSON": "0-http_json"}
     async with peer("raw_http") as raw:
-        url = raw.urls["JSONRPC" if label == "0-jsonrpc" else "HTTP+JSON"]
-        content = card([(name, url), ("JSONRPC", raw.urls["JSONRPC"])])
-        async with sidecar(agents={"a": write_card(tmp_path, content)}, ready=True) as daemon:
-            assert await ask(daemon) == (label, TASK_NOT_FOUND)
-            labels = {"agent": "a", "interface": label, "result": "a2a_error"}
-            assert await daemon.metric("a2a_sidecar_attempts_total", **labels) == 1
+        agents, expected = {}, {}
+        for binding, names in spellings.items():
+            for name in names:
+                # Whoever does not know the name would use the second.
+                content = card([(name, raw.urls[binding]), ("JSONRPC", raw.urls["JSONRPC"])])
+                agent = f"a{len(agents)}"
+                agents[agent] = write_card(tmp_path, content, f"{agent}.json")
+                expected[agent] = labels[binding]
+        async with sidecar(agents=agents, ready=True) as daemon:
+            for agent, label in expected.items():
+                assert await ask(daemon, agent) == (label, TASK_NOT_FOUND), agent
+                seen = {"agent": agent, "interface": label, "result": "a2a_error"}
+                assert await daemon.metric("a2a_sidecar_attempts_total", **seen) == 1
 
 
 async def test_d11_the_first_of_equals_is_used_and_duplicates_are_one(tmp_path: Path) -> None:
@@ -357,7 +363,7 @@ async def test_d13_no_usable_interface_is_said_at_once_and_ends_with_the_card(
         path = write_card(tmp_path, content)
         async with sidecar(agents={"a": {"card": str(path), **QUICK}}) as daemon:
             with trio.fail_after(5):
-                while (await daemon.status())["agents"]["a"]["card_error"] is None:
+                while (await daemon.status())["agents"]["a"]["card_error"] is None:  # noqa: ASYNC110
                     await trio.sleep(0.02)
             began = trio.current_time()
             _, _, one = await daemon.jsonrpc("GetTask", {"id": "x"})

@@ -227,6 +227,7 @@ async def test_a_slow_reader_stops_the_agent(
         assert "task" in await reader.next()
         assert "artifactUpdate" in await reader.next()
         sent = await stopped(firehose, before)
+        print("SENT", down, up, sent, (memory(flooded, "VmRSS") - rss)//MIB)
         assert sent < 32, "the agent went on sending"
         assert memory(flooded, "VmRSS") - rss < 48 * MIB
         rest = await reader.kinds()

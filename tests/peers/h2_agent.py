@@ -119,8 +119,11 @@ class Connection:
                 for event in self.h2.receive_data(data):
                     self.event(event)
                 self.flush()
-        except (OSError, h2.exceptions.ProtocolError):
+        except h2.exceptions.ProtocolError:
+            self.agent.errors += 1
             self.flush()
+        except OSError:
+            pass
         finally:
             if aged:
                 aged.cancel()
@@ -250,6 +253,9 @@ class Connection:
                 self.h2.end_stream(call.id)
             case {"goaway": how}:
                 self.limit = how.get("last", call.id)
+                for other in self.calls.values():
+                    if other.id > self.limit and other is not call and other.task:
+                        other.task.cancel()  # what was refused must not run
                 self.goaway(self.limit, how.get("code", 0))
             case {"close": _}:
                 self.flush()
@@ -354,6 +360,8 @@ class Agent:
         self.script: list[dict[str, Any]] = []
         self.gates: dict[str, asyncio.Event] = {}
         self.goaways = 0
+        self.errors = 0
+        """Connections on which the client broke the protocol."""
         self.pings = 0
         self.resets: list[int] = []
         wanted = {
@@ -367,7 +375,12 @@ class Agent:
         }
 
     def state(self) -> dict[str, Any]:
-        more = {"goaways": self.goaways, "pings": self.pings, "resets": self.resets}
+        more = {
+            "goaways": self.goaways,
+            "pings": self.pings,
+            "resets": self.resets,
+            "errors": self.errors,
+        }
         left = {"script_left": len(self.script)}
         return {**self.mini.as_json(), **self.seen.as_json(), **more, **left}
 

@@ -516,19 +516,26 @@ class GrpcStream:
         self.pings: list[float] = []
         self.ended = False
 
-    async def begin(self, method: str, request: bytes) -> None:
+    async def begin(
+        self,
+        method: str,
+        request: bytes,
+        authority: str = "localhost",
+        headers: Sequence[tuple[str, str]] = (),
+    ) -> None:
         """Send the request."""
         self._h2.initiate_connection()
-        headers = [
+        fields = [
             (":method", "POST"),
             (":scheme", "http"),
-            (":authority", "localhost"),
+            (":authority", authority),
             (":path", SERVICE + method),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
             ("a2a-version", "1.0"),
+            *headers,
         ]
-        self._h2.send_headers(1, headers)
+        self._h2.send_headers(1, fields)
         self._h2.send_data(1, frame(request), end_stream=True)
         await self._stream.send_all(self._h2.data_to_send())
 
@@ -582,12 +589,19 @@ class GrpcStream:
 
 
 @asynccontextmanager
-async def grpc_stream(port: int, method: str, request: bytes) -> AsyncIterator[GrpcStream]:
+async def grpc_stream(
+    port: int,
+    method: str,
+    request: bytes,
+    *,
+    authority: str = "localhost",
+    headers: Sequence[tuple[str, str]] = (),
+) -> AsyncIterator[GrpcStream]:
     """Begin a server-streaming call; leaving closes the connection."""
     stream = await connect(port)
     try:
         result = GrpcStream(stream)
-        await result.begin(method, request)
+        await result.begin(method, request, authority, headers)
         yield result
     finally:
         await trio.aclose_forcefully(stream)
