@@ -90,6 +90,10 @@ class Account:
         """A stream has ended; `reason` is the label of stream_ends_total."""
         self._telemetry.stream_end(self._agent, reason)
 
+    def not_delivered(self, last: Attempt) -> None:
+        """No candidate took the call."""
+        self._log_ending("not delivered", last)
+
     def limit(self, limit: str) -> None:
         """The call was refused at a limit."""
         self._telemetry.limit(limit)

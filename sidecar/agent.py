@@ -14,18 +14,17 @@ from urllib.parse import urlsplit
 
 import trio
 
+from sidecar.agent_settings import card_host, identity_of, is_of_agent, only_verifying, policy_of
 from sidecar.breaker import Breaker
 from sidecar.connections import Connections
 from sidecar.core import card as cards
 from sidecar.core import failover
-from sidecar.core.addresses import kind_of, names_host, same_host
-from sidecar.core.card import Card, CardError, CardOrigin, CardPolicy
+from sidecar.core.card import Card, CardError, CardPolicy
 from sidecar.credentials import Credentials, CredentialsUnavailable
 from sidecar.discovery import NO_VALIDATORS, CardFetchError, CardSource, resolve_source
 from sidecar.signatures import Vetting
 from sidecar.upstream import Sizes, Timeouts, Upstream
 from sidecar.wire import fetch as fetching
-from sidecar.wire.tls import TlsIdentity
 
 if TYPE_CHECKING:
     import random
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from sidecar.config import AgentConfig, AuthConfig, Limits, PublishConfig
+    from sidecar.config import AgentConfig, AuthConfig, Limits
     from sidecar.core.types import Attempt, Headers, Interface
     from sidecar.discovery import FetchedCard
     from sidecar.logs import Log
@@ -135,7 +134,7 @@ class Agent:
 
         def client(host: str) -> httpx.AsyncClient:
             # Where cards and tokens are fetched from is the operator's word: no address is refused.
-            who = identity if _is_of_agent(config, host) else _only_verifying(identity)
+            who = identity if is_of_agent(config, host) else only_verifying(identity)
             return fetching.client(dialer, identity=who, permit=lambda _: "", proxy=config.proxy)
 
         def credentials(auth: AuthConfig) -> Credentials:
@@ -145,7 +144,7 @@ class Agent:
         self.credentials = credentials(config.auth)
         self._discovery = credentials(config.discovery_auth)
         self._source = CardSource(
-            resolve_source(config.card, config.card_exact), client(_card_host(config))
+            resolve_source(config.card, config.card_exact), client(card_host(config))
         )
 
         async def get(url: str) -> Fetched:
@@ -356,6 +355,8 @@ class Agent:
             nursery.start_soon(self._keep_card)
             nursery.start_soon(self.credentials.run)
             nursery.start_soon(self._discovery.run)
+            # Connections live here, also when there is nothing left to fetch.
+            await trio.sleep_forever()
 
     async def _keep_card(self) -> None:
         while not self._retired or self._next_fetch.wanted:
@@ -496,49 +497,3 @@ def _who(agent: Agent) -> tuple[object, ...]:
     config = agent.config
     pins = (config.verify_signatures, config.card_sha256)
     return (config.card, config.card_exact, config.auth, config.discovery_auth, *pins)
-
-
-def identity_of(config: AgentConfig | PublishConfig) -> TlsIdentity:
-    """How an agent is verified over TLS, and who we are to it."""
-    tls = config.tls
-    return TlsIdentity(
-        ca_file=str(tls.ca_file or ""),
-        client_cert_file=str(tls.client_cert_file or ""),
-        client_key_file=str(tls.client_key_file or ""),
-        server_name=tls.server_name or "",
-    )
-
-
-def _card_host(config: AgentConfig) -> str:
-    """Where the card is fetched from, '' for a file."""
-    return urlsplit(config.card).hostname or ""
-
-
-def _is_of_agent(config: AgentConfig, host: str) -> bool:
-    """Whether what is meant for the agent alone may be shown to `host`."""
-    return same_host(host, _card_host(config)) or names_host(frozenset(config.trusted_hosts), host)
-
-
-def _only_verifying(identity: TlsIdentity) -> TlsIdentity:
-    """For a token endpoint elsewhere: the agent's certificate and name are not its business."""
-    return TlsIdentity(ca_file=identity.ca_file)
-
-
-def policy_of(
-    config: AgentConfig,
-    fetched: FetchedCard,
-    own_addresses: frozenset[tuple[str, int]] = frozenset(),
-) -> CardPolicy:
-    """What the interfaces of a card that came from there may be."""
-    origin = CardOrigin(
-        scheme=fetched.source_scheme,  # type: ignore[arg-type] # one of the three
-        host=fetched.source_host,
-        kind=kind_of(fetched.peer) if fetched.peer else None,
-    )
-    return CardPolicy(
-        origin=origin,
-        trusted_hosts=frozenset(config.trusted_hosts),
-        prefer=config.prefer,
-        own_addresses=own_addresses,
-        credentials_configured=config.has_credentials,
-    )

@@ -17,7 +17,7 @@ def view(agent: Agent) -> dict[str, Any]:
     card = agent.generation.card if agent.generation else agent.rejected
     age = agent.card_age
     return {
-        "card": agent.config.card,
+        "card": agent.config.card.partition("?")[0],
         "enabled": agent.config.enabled,
         "current": agent.current,
         "candidates": [_shown(interface) for interface in card.candidates] if card else [],

@@ -12,6 +12,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
+from urllib.parse import urlsplit
 from xml.etree import ElementTree as ET
 
 import trio
@@ -19,6 +20,7 @@ import trio
 from sidecar.card_check import CheckOptions, Verdict, check_card
 from sidecar.config import AgentConfig, AuthConfig
 from sidecar.core.address_map import AddressMap
+from sidecar.core.addresses import reaches_loopback
 from sidecar.core.card import CardError
 from sidecar.core.card_json import load_object
 from sidecar.credentials import Credentials, CredentialsUnavailable
@@ -210,6 +212,9 @@ async def fetch_card(
         config = AgentConfig.model_validate({"card": source}, context=Path.cwd())
     except ValueError as error:
         raise CardFetchError(f"the card: {_mistake(error)}") from None
+    parts = urlsplit(config.card)
+    if parts.scheme == "http" and not reaches_loopback(parts.hostname or ""):
+        headers = []  # credentials do not go out in plaintext
     http = client(dialer, identity=identity, permit=lambda _: "")
     card_source = CardSource(resolve_source(config.card), http, timeout_seconds=timeout_seconds)
     return await card_source.fetch(headers=headers)

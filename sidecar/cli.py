@@ -182,7 +182,7 @@ def _add_check_card(check: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--timeout-seconds",
         metavar="N",
-        type=_seconds,
+        type=_positive_seconds,
         default=5.0,
         help="for each probe (default: %(default)s)",
     )
@@ -214,6 +214,14 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _positive_seconds(text: str) -> float:
+    value = _seconds(text)
+    if value == 0:
+        raise ValueError
+    return value
+
+
+_positive_seconds.__name__ = "number of seconds above 0"
 _seconds.__name__ = "number of seconds"  # what argparse calls it in its error
 
 
@@ -268,8 +276,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _prepare_descriptors() -> None:
     """As many as may be had, and none of the standard three free: a connection would become the log."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     while (number := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
         os.set_inheritable(number, True)

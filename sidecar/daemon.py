@@ -10,7 +10,7 @@ import trio
 
 from sidecar import __version__, config
 from sidecar.admin import Admin
-from sidecar.agent import identity_of
+from sidecar.agent_settings import identity_of
 from sidecar.agent_view import view
 from sidecar.budget import Budget
 from sidecar.config import ConfigError, TcpAddress

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from sidecar.agent import identity_of, policy_of
+from sidecar.agent_settings import identity_of, policy_of
 from sidecar.config import AgentConfig, TcpAddress
 from sidecar.core.card import Card, CardError, read_card
 from sidecar.credentials import Credentials, CredentialsUnavailable

@@ -391,7 +391,8 @@ class _Passage:
         exhausted = len(self.attempts) == len(generation.candidates)
         if exhausted and any(one.outcome.kind is Kind.NOT_DELIVERED for one in self.attempts):
             self.agent.ask_refresh(generation)
-        tried = "; ".join(errors.describe(attempt) for attempt in self.attempts)
+        self._account.not_delivered(self.attempts[-1])
+        tried = "; ".join([*map(errors.describe, self.attempts), *self._passed_over])
         return self._own_error(
             "NOT_DELIVERED", f"agent {self.agent.name} did not take the call ({tried})"
         )

@@ -16,7 +16,7 @@ import trio
 
 from sidecar import __version__
 from sidecar.admin import Admin
-from sidecar.agent import identity_of
+from sidecar.agent_settings import identity_of
 from sidecar.card_check import CheckOptions, Verdict, check_card
 from sidecar.config import SystemdAddress, TcpAddress, UnixAddress
 from sidecar.config_values import is_loopback

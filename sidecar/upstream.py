@@ -206,16 +206,7 @@ class Upstream:
                 await exchange.aclose()
 
     async def _open(self, attempt: _Attempt, request: Request) -> Exchange:
-        """Open the exchange; the request is in memory until the head of the reply is there."""
-        size = len(request.body)
-        await attempt.hold(size)
-        try:
-            return await self._exchange(attempt, request)
-        finally:
-            attempt.let_go(size)
-
-    async def _exchange(self, attempt: _Attempt, request: Request) -> Exchange:
-        """The exchange; a same-origin redirect and a refused POST of a subscription go on."""
+        """Open the exchange; a same-origin redirect and a refused POST of a subscription go on."""
         interface, progress = attempt.interface, attempt.progress
         pool = self._pool(interface)
         redirected = False

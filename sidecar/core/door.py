@@ -92,7 +92,8 @@ def choose_agent(named: str, own: str | None, agents: Collection[str]) -> str | 
     known = ", ".join(sorted(agents)) or "none"
     return errors.own(
         "AGENT_UNKNOWN",
-        f"the request names no agent; use /agents/NAME with one of: {known}",
+        "the request names no agent; use /agents/NAME, on gRPC the tenant NAME, with one of:"
+        f" {known}",
         delivered="no",
     )
 

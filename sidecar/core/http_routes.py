@@ -93,6 +93,7 @@ def route(method: str, path: str) -> Route:
     message = f"nothing is served at {path[:100]!r}"
     if allowed:
         record = errors.standard(METHOD_NOT_FOUND, f"{method} is not served at this path")
+        record.headers.append(("allow", ", ".join(sorted(allowed))))
         raise Refused(record, 405)
     raise Refused(errors.standard(METHOD_NOT_FOUND, message))
 

@@ -20,7 +20,7 @@ from sidecar.core.spec import (
     Binding,
 )
 from sidecar.core.types import Call, Form, Payload, header
-from sidecar.doors.http import HttpDoor, error_headers
+from sidecar.doors.http import COPIES, HttpDoor, error_headers
 from sidecar.result import CallerGone
 from sidecar.wire.http2_server import StreamGone
 
@@ -102,6 +102,10 @@ class GrpcDoor(HttpDoor):
         """Answer one gRPC request."""
         headers = [pair for pair in stream.headers if pair[0][:1] != ":"]
         pseudo = dict(pair for pair in stream.headers if pair[0][:1] == ":")
+        if not _is_grpc(header(headers, "content-type") or ""):
+            # What is no gRPC client cannot read a gRPC status either (PROTOCOL-HTTP2, Requests).
+            await stream.send_trailers([(":status", "415"), ("accept-post", grpc.CONTENT_TYPE)])
+            return
         reply = _Reply(stream)
         try:
             operation = self._admit(pseudo, headers)
@@ -217,7 +221,7 @@ class GrpcDoor(HttpDoor):
         try:
             with trio.CancelScope(deadline=trio.current_time() + _BODY_SECONDS) as scope:
                 while data := await stream.receive():
-                    if not held.try_take(len(data)):
+                    if not held.try_take(len(data) * COPIES):
                         raise _Refused(self.no_room())
                     messages += reader.feed(data)
                     if not stream.ended:
@@ -248,6 +252,12 @@ class GrpcDoor(HttpDoor):
             return
         await reply.message(_SERVING if self._is_ready() else _NOT_SERVING, [])
         await reply.end_with_status(0, "", None, [])
+
+
+def _is_grpc(content_type: str) -> bool:
+    """``application/grpc``, ``application/grpc+proto``; not grpc-web, which frames otherwise."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type.partition("+")[0] == grpc.CONTENT_TYPE
 
 
 async def _cancel_when(gone: trio.Event, scope: trio.CancelScope) -> None:

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from sidecar.wire.http1_server import Http1Request
 
 
+COPIES = 2
+"""A request is in memory as it came, and as it goes on to an agent."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class House:
     """What every door of the daemon opens to."""
@@ -125,7 +129,7 @@ class HttpDoor(ABC):
         declared = request.content_length
 
         def hold(size: int) -> None:
-            if not held.try_take(size):
+            if not held.try_take(size * COPIES):
                 raise _NoRoom
 
         try:

@@ -37,12 +37,6 @@ if TYPE_CHECKING:
     from sidecar.wire.http2_engine import Event
     from sidecar.wire.sockets import Wire
 
-HTTP2_REFUSAL: Final = (
-    b"\0\0\0\4\0\0\0\0\0"  # SETTINGS
-    b"\0\0\x08\7\0\0\0\0\0\0\0\0\0\0\0\0\x0d"  # GOAWAY, nothing taken, HTTP_1_1_REQUIRED
-)
-"""The answer to an HTTP/2 preface where only HTTP/1.1 is spoken."""
-
 PREFACE_SECONDS: Final = 10.0
 """For the client's preface and SETTINGS."""
 

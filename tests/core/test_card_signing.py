@@ -48,7 +48,9 @@ def test_the_schema_has_every_member_of_the_cards_messages():
         for member in SCHEMA[name]:
             field = fields[member.name]
             is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
-            value = field.message_type.fields_by_name["value"] if is_map else field
+            value: Any = field
+            if field.message_type is not None and is_map:
+                value = field.message_type.fields_by_name["value"]
             message = value.message_type.name if value.message_type is not None else ""
             assert member.mapped == is_map, member
             assert member.repeated == (field.is_repeated and not is_map), member

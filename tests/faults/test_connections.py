@@ -102,7 +102,7 @@ async def test_two_goaways_lose_nobody(fault_agent: Peer, tmp_path: Path) -> Non
                     {"goaway": {"last": 1}},
                     {"gate": "go"},
                     {"message": None},
-                    {"trailers": None},
+                    {"trailers": []},
                 ],
             },
         )

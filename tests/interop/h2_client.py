@@ -180,6 +180,7 @@ class Connection:
         *,
         metadata: Sequence[tuple[str, str]] = (),
         authority: str | None = None,
+        content_type: str = "application/grpc",
     ) -> Stream:
         """Send a whole request; `method` without its service, `body` framed."""
         id_ = self.h2.get_next_available_stream_id()
@@ -191,7 +192,7 @@ class Connection:
             (":path", path),
             (":authority", authority or self._authority),
             ("te", "trailers"),
-            ("content-type", "application/grpc"),
+            ("content-type", content_type),
             *metadata,
         ]
         self.h2.send_headers(id_, head)

@@ -231,7 +231,7 @@ async def test_d05_a_relative_url_is_passed_over(tmp_path: Path) -> None:
 async def test_d12_a_grpc_address_is_host_and_port(tmp_path: Path, tls: TlsFiles) -> None:
     """Without a scheme it is TLS, and that is to be seen."""
     async with peer("grpc_generic", *tls.peer_args) as agent:
-        agents = {}
+        agents: dict[str, Any] = {}
         for name in ("127.0.0.1", "localhost"):
             path = write_card(tmp_path, card([("GRPC", f"{name}:{agent.ports['grpc']}")]), name)
             agents[f"a-{len(name)}"] = {"card": str(path), "tls": {"ca_file": str(tls.ca)}}
@@ -295,7 +295,8 @@ async def test_d10_spellings_of_bindings(tmp_path: Path) -> None:
     }
     labels = {"JSONRPC": "0-jsonrpc", "HTTP+JSON": "0-http_json"}
     async with peer("raw_http") as raw:
-        agents, expected = {}, {}
+        agents: dict[str, Any] = {}
+        expected = {}
         for binding, names in spellings.items():
             for name in names:
                 # Whoever does not know the name would use the second.

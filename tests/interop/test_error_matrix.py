@@ -23,6 +23,7 @@ from tests.interop.callers import (
     BINDINGS,
     ERROR_INFO,
     OPERATIONS,
+    PAIRS,
     Between,
     Fault,
     Got,
@@ -487,3 +488,28 @@ async def test_once_events_have_come_every_error_is_an_answer(
         got = await call(target, agent, "SendStreamingMessage", steps)
         check(got, error, down, up)
         assert got.results == [FIRST_EVENT]
+
+
+@pytest.mark.parametrize("down", BINDINGS)
+async def test_gzipped_messages_are_read(down: str, agents: Agents, sidecar: Between) -> None:
+    encoded = base64.b64encode(to_pb("StreamResponse", FIRST_EVENT)).decode()
+    zipped = {"message": encoded, "gzip": True}
+    target = sidecar.through(down, "GRPC")
+    steps: list[Any] = [zipped, {"trailers": []}]
+    got = await call(target, agents.grpc, "SendMessage", steps)
+    assert got.results == [FIRST_EVENT]
+    got = await call(target, agents.grpc, "SendStreamingMessage", [zipped, *steps])
+    assert got.results == [FIRST_EVENT, FIRST_EVENT]
+
+
+async def test_many_calls_at_once_keep_their_answers_apart(sidecar: Between) -> None:
+    async def one(down: str, up: str, number: int) -> None:
+        text = f"{down} {up} {number}"
+        target = sidecar.through(down, up)
+        got = await target.call("SendMessage", message(text, text), seconds=30)
+        assert got.result["task"]["artifacts"][0]["parts"] == [{"text": text}]
+
+    async with trio.open_nursery() as nursery:
+        for down, up in PAIRS:
+            for number in range(20):
+                nursery.start_soon(one, down, up, number)

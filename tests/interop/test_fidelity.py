@@ -192,6 +192,60 @@ async def test_every_success_is_200(status: int, up: str, agents: Agents, sideca
         assert got.status == (0 if down == "GRPC" else 200)
 
 
+IDS = ['"a"', '""', '"\\u00e9"', "0", "-5", "1.5", "1.0", "1e2", "12345678901234567890", "null"]
+
+
+@pytest.mark.parametrize("up", BINDINGS)
+async def test_an_id_comes_back_digit_for_digit(up: str, agents: Agents, sidecar: Between) -> None:
+    """Also where the sidecar makes the whole response."""
+    port, path = sidecar.sidecar.port(), f"/agents/{agent_of(up)}"
+    task = {"id": "t", "status": {"state": "TASK_STATE_WORKING"}}
+    await agents.answer("Task", task)
+    for id_ in IDS:
+        body = f'{{"jsonrpc":"2.0","id":{id_},"method":"GetTask","params":{{"id":"t"}}}}'
+        if up != "GRPC":
+            reply = json.dumps(task)
+            rpc = f'{{"jsonrpc":"2.0","id":1,"result":{reply}}}'
+            await agents.http.script({"reply": {"body": rpc if up == "JSONRPC" else reply}})
+        answer = (await http(port, "POST", path, body=body.encode())).body
+        assert answer.startswith(b'{"jsonrpc":"2.0","id":%b,"result":' % id_.encode())
+        refused = await http(port, "POST", path, body=body.replace("GetTask", "Nothing").encode())
+        assert refused.body.startswith(b'{"jsonrpc":"2.0","id":%b,"error":' % id_.encode())
+    for id_ in ("true", "[]", "{}"):
+        body = f'{{"jsonrpc":"2.0","id":{id_},"method":"GetTask","params":{{"id":"t"}}}}'
+        wrong = (await http(port, "POST", path, body=body.encode())).json()
+        assert (wrong["id"], wrong["error"]["code"]) == (None, -32600)
+
+
+@pytest.mark.parametrize("down", BINDINGS)
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+async def test_events_in_every_spelling(
+    end: str, down: str, agents: Agents, sidecar: Between
+) -> None:
+    """Lines, comments, ids; an event over several lines; a body that ends without an empty line."""
+    event = {"task": {"id": "t", "contextId": "c", "status": {"state": "TASK_STATE_WORKING"}}}
+    data = "".join(f"data: {line}{end}" for line in json.dumps(event, indent=1).split("\n"))
+    text = f": hello{end}id: 7{end}{data}retry: 5{end}{end}data:{json.dumps(event)}"
+    await agents.http.script({"sse": [text[:9], text[9:40], text[40:]]})
+    got = await sidecar.through(down, "HTTP+JSON").call(STREAM, message())
+    assert got.fault is None
+    assert got.results == [event, event]
+
+
+@pytest.mark.parametrize("down", BINDINGS)
+async def test_a_plain_result_where_a_stream_was_asked_for_is_one_event(
+    down: str, agents: Agents, sidecar: Between
+) -> None:
+    result = {"message": {**message()["message"], "role": "ROLE_AGENT"}}
+    for up in JSON:
+        body = {"jsonrpc": "2.0", "id": 1, "result": result} if up == "JSONRPC" else result
+        await agents.http.script({"reply": {"body": body}})
+        got = await sidecar.through(down, up).call(STREAM, message())
+        assert got.results == [result]
+        kind = "application/grpc" if down == "GRPC" else "text/event-stream"
+        assert got.content_type == kind
+
+
 # --- to gRPC: exact, or refused before anything is sent ---------------------------------------
 
 

@@ -235,7 +235,7 @@ async def test_credentials_and_maps(tmp_path) -> None:
     async with peer("raw_http") as agent:
         content = card([("JSONRPC", "https://agent.example/rpc")], capabilities={})
         await agent.control("config", {"card": content})
-        keys = {
+        keys: dict[str, Any] = {
             "map": {"https://agent.example": f"http://127.0.0.1:{agent.ports['http']}"},
             "auth": {"bearer": "env:AGENT_TOKEN"},
         }

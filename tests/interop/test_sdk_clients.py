@@ -321,6 +321,10 @@ async def test_other_methods_are_unimplemented_and_a_bad_message_is_invalid(
     sidecar: Between,
 ) -> None:
     async with h2_connection(sidecar.grpc_ports["grpc"]) as connection:
+        for kind, expected in (("application/grpc+proto", "200"), ("application/json", "415")):
+            stream = await connection.call("SendMessage", frame(request_pb()), content_type=kind)
+            await stream.ended()
+            assert stream.get(":status") == expected
         for path in ("NoSuchMethod", "/a2a.v1.A2AService/SendMessage", "/x"):
             stream = await connection.call(path, frame(b""))
             await stream.ended()

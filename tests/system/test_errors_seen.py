@@ -272,7 +272,9 @@ async def test_an_agent_that_is_disabled_says_so_on_every_binding(world: World) 
             answer.status == {"JSONRPC": 200, "HTTP+JSON": 503, "GRPC": GRPC_UNAVAILABLE}[binding]
         )
     assert (await sleeping.status())["enabled"] is False
-    assert (await sleeping.fetch_card()).status == 502
+    card_reply = await sleeping.fetch_card()
+    assert card_reply.status == 503
+    assert b"AGENT_DISABLED" in card_reply.body
 
 
 async def test_a_call_that_names_no_agent_is_told_which_there_are(world: World) -> None:

@@ -6,7 +6,6 @@ import random
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import h2.connection
 import pytest
 import trio
 from h2.events import (
@@ -28,7 +27,6 @@ from sidecar.core.types import Request
 from sidecar.wire.exchange import Progress
 from sidecar.wire.http2 import Http2Connection
 from sidecar.wire.http2_server import (
-    HTTP2_REFUSAL,
     Http2Limits,
     Http2ServerConnection,
     ServerStream,
@@ -569,14 +567,6 @@ async def test_an_idle_connection_can_be_left_at_once(autojump_clock):
         await rig.peer.expect(ConnectionTerminated)
         await rig.over.wait()
         assert trio.current_time() - start < 1
-
-
-def test_the_refusal_of_http2_is_understood():
-    peer = h2.connection.H2Connection()
-    peer.initiate_connection()
-    end = peer.receive_data(HTTP2_REFUSAL)[-1]
-    assert isinstance(end, ConnectionTerminated)
-    assert (end.error_code, end.last_stream_id) == (0xD, 0)
 
 
 # --- PING and drain ---------------------------------------------------------------------------
