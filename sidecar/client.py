@@ -110,7 +110,8 @@ def status(address: str) -> dict[str, Any] | None:
     try:
         with _client(address) as client:
             answer = client.get("/status")
-            answer.raise_for_status()
+            if answer.status_code != 200:
+                raise ValueError(f"HTTP {answer.status_code}")
             found = answer.json()
             if not isinstance(found, dict):
                 raise TypeError("not the status of a sidecar")

@@ -40,6 +40,8 @@ _CLOSING_SECONDS = 1.0
 # After its calls were broken off, a connection has this long to tell its client so.
 _LAST_WORDS_SECONDS = 2.0
 _HANDSHAKE_SECONDS = 10.0
+# The kernel gives up a client that takes nothing after us: it would not say that this was why.
+_KERNEL_LATER_SECONDS = 5.0
 _LIMITS_OF_HTTP = {408: "slow_request", 431: "header_bytes"}
 _UCRED = struct.Struct("iII")  # unix(7): pid, uid, gid
 _SO_PEERGROUPS = 59  # of Linux; the socket module does not name it
@@ -220,7 +222,8 @@ class Reception:
             if not self.threshold.lets_in(sock):
                 self._warn("the caller's user is not one of allow_uids and allow_gids")
                 return
-            wire = SocketWire(sock, stall_seconds=self._stall_seconds, peer="local")
+            stall_seconds = self._stall_seconds + _KERNEL_LATER_SECONDS
+            wire = SocketWire(sock, stall_seconds=stall_seconds, peer="local")
             await self._serve(await self._secured(wire))
         except (OSError, WireBroken, trio.BrokenResourceError):
             pass  # the peer is gone, which is its right

@@ -44,6 +44,7 @@ _T = TypeVar("_T")
 
 # Above this, conversion between JSON and protobuf leaves the loop (about 1 ms of work).
 _OFF_LOOP_BYTES = 64 * 1024
+_CLOSE_SECONDS = 1.0
 _USER_AGENT = ("user-agent", f"a2a-sidecar/{__version__}")
 # Two cores' worth: pure Python in more threads only competes for the interpreter.
 _conversions = trio.CapacityLimiter(2)
@@ -439,7 +440,10 @@ class UpstreamStream:
 
     async def aclose(self) -> None:
         """Close the upstream stream; the task goes on."""
-        await self._exchange.aclose()
+        # Shielded, so that why a caller is gone is not lost in the cancellation that follows.
+        deadline = trio.current_time() + _CLOSE_SECONDS
+        with trio.CancelScope(shield=True, deadline=deadline):
+            await self._exchange.aclose()
 
 
 def _encode_http_json(call: Call, interface: Interface, by_get: bool) -> Request:

@@ -297,7 +297,7 @@ class _Reply:
             for payload in payloads:
                 await self.message(payload.data, head.headers)
         except StreamGone as gone:
-            raise CallerGone from gone
+            raise CallerGone("stalled" if gone.stalled else "cancelled") from gone
 
     async def message(self, data: bytes, headers: Headers) -> None:
         """One message; `headers` become initial metadata when nothing was sent before."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
+from sidecar.core.types import Break
 from sidecar.wire.h2_engine import H2Engine
 from sidecar.wire.http2_engine import (
     CANCEL,
@@ -63,12 +64,16 @@ class Http2Limits:
 
 
 class StreamGone(Exception):
-    """The stream is over before its time; `code` is the RST_STREAM's, None when the connection died."""
+    """The stream is over before its time; `code` is the RST_STREAM's, None when the connection died.
 
-    def __init__(self, code: int | None, detail: str) -> None:
+    `stalled`: the client took no bytes for too long.
+    """
+
+    def __init__(self, code: int | None, detail: str, *, stalled: bool = False) -> None:
         super().__init__(detail)
         self.code = code
         self.detail = detail
+        self.stalled = stalled
 
 
 class ServerStream(Flow):
@@ -267,7 +272,7 @@ class Http2ServerConnection(Link):
             with trio.CancelScope(deadline=deadline) as scope:
                 await stream.drained()
             if scope.cancelled_caught and stream.moved_at + self._limits.stall_seconds <= deadline:
-                self.reset(stream, CANCEL, detail="the client takes no bytes")
+                self._reset(stream, CANCEL, "the client takes no bytes", stalled=True)
         stream.check()
 
     def keep_alive(self) -> None:
@@ -278,11 +283,16 @@ class Http2ServerConnection(Link):
             self._engine.send_ping(_KEEPALIVE)
             self.wake()
 
-    def reset(self, stream: ServerStream, code: int, *, detail: str = "reset here") -> None:
+    def reset(self, stream: ServerStream, code: int) -> None:
         """Break a stream off."""
+        self._reset(stream, code, "reset here")
+
+    def _reset(
+        self, stream: ServerStream, code: int, detail: str, *, stalled: bool = False
+    ) -> None:
         self.give_up(stream)
         self._engine.cancel(stream.id, code)
-        stream.end_early(StreamGone(code, detail))
+        stream.end_early(StreamGone(code, detail, stalled=stalled))
         self.wake()
 
     # --- events -------------------------------------------------------------------------------
@@ -370,7 +380,8 @@ class Http2ServerConnection(Link):
     def _ended(self, lost: Lost) -> None:
         for stream in self._streams.values():
             self.give_up(stream)
-            stream.end_early(StreamGone(None, lost.detail))
+            stalled = lost.cause is Break.TIMEOUT
+            stream.end_early(StreamGone(None, lost.detail, stalled=stalled))
 
 
 def _is_gone(error: Exception) -> bool:

@@ -43,9 +43,12 @@ class Grid:
 
     async def run(self, cell: Cell) -> None:
         """Run one cell, and keep what is wrong with it."""
+        self.note(cell, await run_cell(self.world, cell))
+
+    def note(self, cell: object, wrong: list[str]) -> None:
+        """Count a cell that was run."""
         self.cells += 1
-        wrong = await run_cell(self.world, cell)
-        wrong += self.bugs
+        wrong = [*wrong, *self.bugs]
         self.bugs.clear()
         if wrong:
             self._failures.append("\n    ".join((repr(cell), *wrong)))

@@ -35,6 +35,8 @@ class Started:
     """All of it has arrived: the moment from which any agent may."""
     refused: bool = False
     """The agent has said that it will not act on it."""
+    body: bytes = b""
+    """Once it is complete."""
 
 
 @dataclass(slots=True)
@@ -109,6 +111,7 @@ class Http1Peer:
             body = bytes(buffer[: self._length])
             del buffer[: self._length]
             self._request.complete = True
+            self._request.body = body
             self._request = None
             said += self._reply(body)
 
@@ -232,15 +235,16 @@ class Http2Peer:
         elif kind == RST_STREAM:
             self._open.pop(stream_id, None)
         elif kind == DATA and stream_id in self._open:
-            return self._take_data(flags, stream_id, len(body))
+            return self._take_data(flags, stream_id, body)
         return b""
 
-    def _take_data(self, flags: int, stream_id: int, size: int) -> bytes:
+    def _take_data(self, flags: int, stream_id: int, body: bytes) -> bytes:
         request = self._open[stream_id]
         if request.refused:
             return b""
+        request.body += body
         if not flags & _END_STREAM:
-            credit = size.to_bytes(4, "big")
+            credit = len(body).to_bytes(4, "big")
             return frame(WINDOW_UPDATE, 0, stream_id, credit) + frame(WINDOW_UPDATE, 0, 0, credit)
         request.complete = True
         self._begun = stream_id

@@ -224,11 +224,11 @@ class Rig:
             return Http2Peer(self.ledger, streaming=self.exchange.shape is Shape.STREAM)
         return Http1Peer(self.ledger)
 
-    async def call(self) -> Result:
+    async def call(self, message_id: str = "m") -> Result:
         """One call, in the form of the exchange's binding."""
         exchange = self.exchange
         self.events = []
-        payload = _request(exchange.binding, exchange.shape)
+        payload = _request(exchange.binding, exchange.shape, message_id)
         deadline = trio.current_time() + DEADLINE_SECONDS if exchange.deadline else None
         call = Call(
             operation=_operation(exchange.shape),
@@ -320,9 +320,9 @@ def _operation(shape: Shape) -> Operation:
 
 
 @functools.cache
-def _request(binding: Binding, shape: Shape) -> Payload:
+def _request(binding: Binding, shape: Shape, message_id: str) -> Payload:
     text = "x" * (400_000 if shape is Shape.LARGE else 1)
-    message = {"messageId": "m", "role": "ROLE_USER", "parts": [{"text": text}]}
+    message = {"messageId": message_id, "role": "ROLE_USER", "parts": [{"text": text}]}
     data = json.dumps({"message": message}, separators=(",", ":")).encode()
     if binding is Binding.GRPC:
         return Payload(Form.PROTO, convert.json_to_proto("SendMessageRequest", data))

@@ -70,6 +70,8 @@ class Bench:
 
     async def script(self, candidate: int, *entries: Any) -> None:
         """Script a candidate."""
+        if not entries:
+            return
         await self.peer.control("script", {self.ports[candidate]: list(entries)})
 
     async def open_gate(self, name: str) -> None:

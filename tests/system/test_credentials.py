@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import ssl
@@ -555,6 +556,30 @@ async def test_cookies_of_an_agent_end_here(world):
     await world.refetch("cookies")
     for one in (world.home, world.away, world.secure, world.login):
         assert [asked for asked in one.asked if "cookie" in asked.headers] == []
+
+
+@pytest.mark.parametrize("accepted", ["gzip", "identity", None])
+async def test_bodies_are_what_their_headers_say(world, accepted):
+    """D71: nothing is compressed on the way, whatever the client would take; a card may be."""
+    headers = {} if accepted is None else {"accept-encoding": accepted}
+    answer = await world.send("cookies", headers=headers)
+    assert not answer.failed  # read as plain JSON
+    assert "content-encoding" not in answer.headers
+    assert world.calls("cookies")[-1].headers["accept-encoding"] == "identity"
+    path = "/cookies/.well-known/agent-card.json"
+    serving = world.home.routes[path]
+
+    def zipped(asked: Asked) -> Answer:
+        status, fields, body = serving(asked)
+        return status, {**fields, "content-encoding": "gzip"}, gzip.compress(body)
+
+    world.home.routes[path] = zipped
+    try:
+        reply = await world.agent("cookies").fetch_card()
+    finally:
+        world.home.routes[path] = serving
+    assert (reply.status, reply.get("content-encoding")) == (200, None)
+    assert reply.json()["name"] == "agent"
 
 
 # --- OAuth ------------------------------------------------------------------------------------

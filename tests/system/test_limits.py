@@ -438,6 +438,30 @@ async def until_quiet(daemon: Sidecar) -> None:
     await until(quiet, 30)
 
 
+# --- clients that take nothing ----------------------------------------------------------------
+
+
+async def test_a_client_that_takes_nothing_is_given_up(scripted, tmp_path):
+    event = {"messageId": "r", "role": "ROLE_AGENT", "parts": [{"text": "y" * 90_000}]}
+    body = {"jsonrpc": "2.0", "id": 1, "result": {"message": event}}
+    extra = "[limits]\nkeepalive_seconds = 0.5\nstall_seconds = 1.0\n"
+    file = write_card(tmp_path, card([("JSONRPC", scripted.urls["JSONRPC"])]))
+    await scripted.control("clear")
+    async with sidecar(agents={"one": file}, extra=extra, ready=True) as daemon:
+        agent = RemoteAgent(daemon, "one")
+        await scripted.script(*[{"sse": [{"data": body}] * 300, "end": True}] * 3)
+        async with (
+            agent.stream("JSONRPC", "hello"),
+            agent.stream("HTTP+JSON", "hello"),
+            agent.grpc_stream("hello"),
+        ):
+            await agent.until("stream_ends_total", 3, seconds=20, reason="stalled")
+            await agent.until("streams_active", 0)
+            # The agents' side was held back, and let go then.
+            await scripted.until(lambda state: state["open_streams"] == 0)
+            assert not (await agent.send()).failed
+
+
 # --- slow clients -----------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import trio
 
+from sidecar.core import convert
 from tests.harness import (
     Incomplete,
     Process,
@@ -286,6 +287,43 @@ async def test_the_card_is_there_without_the_token_and_says_how_to_come_in(door,
     plain = (await http(door.plain[binding], "GET", "/.well-known/agent-card.json")).json()
     assert "securitySchemes" not in plain
     assert "securityRequirements" not in plain
+
+
+@pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON", "GRPC"])
+async def test_the_extended_card_asks_for_what_this_side_asks_for(door, binding):
+    inside = {
+        **card([("JSONRPC", "http://10.9.9.9:7101/rpc")]),
+        "securitySchemes": {"corp": {"mtlsSecurityScheme": {}}},
+        "securityRequirements": [{"schemes": {"corp": {"list": []}}}],
+    }
+    body = {"jsonrpc": "2.0", "id": 1, "result": inside}
+    entry = {"rpc": "GetExtendedAgentCard", "steps": [{"reply": {"body": body}}]}
+    await door.agent.script(entry, entry)
+    for port, schemes in ((door.guarded[binding], ["sidecarToken"]), (door.plain[binding], [])):
+        found = await extended_card(binding, port)
+        assert list(found.get("securitySchemes", {})) == schemes
+        assert [list(one["schemes"]) for one in found.get("securityRequirements", [])] == (
+            [schemes] if schemes else []
+        )
+        assert str(port) in found["supportedInterfaces"][0]["url"]
+        assert "10.9.9.9" not in json.dumps(found)
+
+
+async def extended_card(binding: str, port: int) -> Any:
+    headers = {**JSON, "a2a-sidecar-token": TOKEN}
+    match binding:
+        case "JSONRPC":
+            request = {"jsonrpc": "2.0", "id": 1, "method": "GetExtendedAgentCard", "params": {}}
+            reply = await http(
+                port, "POST", "/", headers=headers, body=json.dumps(request).encode()
+            )
+            return reply.json()["result"]
+        case "HTTP+JSON":
+            return (await http(port, "GET", "/extendedAgentCard", headers=headers)).json()
+        case _:
+            metadata = [("a2a-version", "1.0"), ("a2a-sidecar-token", TOKEN)]
+            result = await grpc_call(port, "GetExtendedAgentCard", b"", metadata=metadata)
+            return json.loads(convert.proto_to_json("AgentCard", result.messages[0]))
 
 
 @pytest.mark.parametrize("binding", ["JSONRPC", "HTTP+JSON", "GRPC"])
