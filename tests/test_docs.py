@@ -48,6 +48,9 @@ TABLES = {
     "[agents.NAME.tls]": config.TlsConfig(),
     "[agents.NAME.auth]": config.AuthConfig(),
     "[agents.NAME.auth.oauth]": config.OAuthConfig.model_validate(OAUTH),
+    "[publish.NAME]": config.PublishConfig.model_validate(
+        {"card": "http://a", "address": "127.0.0.1:1"}
+    ),
     "[limits]": config.Limits(),
     "[log]": config.LogConfig(),
 }
@@ -79,7 +82,14 @@ def test_every_table_of_the_configuration_has_its_section():
     sections = configuration_sections()
     assert set(sections) == {*TABLES, SAME_AS_AUTH}
     assert "`[agents.NAME.auth]`" in sections[SAME_AS_AUTH]
-    assert set(config.Config.model_fields) == {"listeners", "admin", "agents", "limits", "log"}
+    assert set(config.Config.model_fields) == {
+        "listeners",
+        "admin",
+        "agents",
+        "publish",
+        "limits",
+        "log",
+    }
 
 
 @pytest.mark.parametrize("title", TABLES)

@@ -21,17 +21,8 @@ from hpack.exceptions import HPACKError, OversizedHeaderListError
 from hpack.table import HeaderTable
 
 from sidecar.wire import h2_frames as frames
+from sidecar.wire import http2_engine as codes
 from sidecar.wire.http2_engine import (
-    COMPRESSION_ERROR,
-    CONNECTION_WINDOW,
-    ENHANCE_YOUR_CALM,
-    FLOW_CONTROL_ERROR,
-    FRAME_SIZE_ERROR,
-    INTERNAL_ERROR,
-    MAX_CONTINUATIONS,
-    MAX_CONTROL_OUTPUT,
-    PROTOCOL_ERROR,
-    STREAM_WINDOW,
     Data,
     Failed,
     GoAway,
@@ -76,7 +67,7 @@ class H2Engine(H2Connection):
             client=client,
             initial_values={
                 SettingCodes.ENABLE_PUSH: 0,
-                SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
+                SettingCodes.INITIAL_WINDOW_SIZE: codes.STREAM_WINDOW,
                 SettingCodes.MAX_HEADER_LIST_SIZE: header_bytes,
                 SettingCodes.MAX_CONCURRENT_STREAMS: max_streams,
             },
@@ -246,7 +237,7 @@ class H2Engine(H2Connection):
             del self.streams[stream.stream_id]
 
     def _open_connection_window(self) -> None:
-        self.increment_flow_control_window(CONNECTION_WINDOW - 65535)
+        self.increment_flow_control_window(codes.CONNECTION_WINDOW - 65535)
 
     # --- input --------------------------------------------------------------------------------
 
@@ -258,8 +249,8 @@ class H2Engine(H2Connection):
         self._now = now
         try:
             self._read(self._rest + data if self._rest else data)
-            if len(self._data_to_send) > MAX_CONTROL_OUTPUT:
-                raise frames.PeerError(ENHANCE_YOUR_CALM, "answers are not read")
+            if len(self._data_to_send) > codes.MAX_CONTROL_OUTPUT:
+                raise frames.PeerError(codes.ENHANCE_YOUR_CALM, "answers are not read")
         except frames.PeerError as error:
             self._fail(error.code, str(error), not_http2=error.not_http2)
         except ProtocolError as error:
@@ -267,7 +258,7 @@ class H2Engine(H2Connection):
         except (
             Exception
         ) as error:  # a library's slip over bytes of a peer ends that connection only
-            self._fail(INTERNAL_ERROR, f"{type(error).__name__}: {error}")
+            self._fail(codes.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
         return events
 
     def _fail(self, code: int, detail: str, *, not_http2: bool = False) -> None:
@@ -283,7 +274,7 @@ class H2Engine(H2Connection):
         if self._magic:
             position = min(len(self._magic), end)
             if data[:position] != self._magic[:position]:
-                raise frames.PeerError(PROTOCOL_ERROR, "no HTTP/2 preface")
+                raise frames.PeerError(codes.PROTOCOL_ERROR, "no HTTP/2 preface")
             self._magic = self._magic[position:]
         if self._first and position < end:
             self._check_first(data[position : position + 9])
@@ -291,7 +282,7 @@ class H2Engine(H2Connection):
             high, low, kind, flags, stream_id = frames.FRAME.unpack_from(data, position)
             length = high << 8 | low
             if length > frames.MAX_FRAME:
-                raise frames.PeerError(FRAME_SIZE_ERROR, f"frame of {length} bytes")
+                raise frames.PeerError(codes.FRAME_SIZE_ERROR, f"frame of {length} bytes")
             start = position + 9
             if end - start < length:
                 break
@@ -310,21 +301,25 @@ class H2Engine(H2Connection):
         )
         if wrong:
             raise frames.PeerError(
-                PROTOCOL_ERROR, f"first bytes {head!r} are not SETTINGS", not_http2=self._client
+                codes.PROTOCOL_ERROR,
+                f"first bytes {head!r} are not SETTINGS",
+                not_http2=self._client,
             )
 
     def _take_frame(self, kind: int, flags: int, stream_id: int, body: bytes) -> None:
         if self._block_id and (kind != frames.CONTINUATION or stream_id != self._block_id):
-            raise frames.PeerError(PROTOCOL_ERROR, "a header block was interrupted")
+            raise frames.PeerError(codes.PROTOCOL_ERROR, "a header block was interrupted")
         if frames.LENGTHS.get(kind, len(body)) != len(body):
-            raise frames.PeerError(FRAME_SIZE_ERROR, f"frame type {kind} of {len(body)} bytes")
+            raise frames.PeerError(
+                codes.FRAME_SIZE_ERROR, f"frame type {kind} of {len(body)} bytes"
+            )
         if kind in (frames.ON_CONNECTION if stream_id else frames.ON_STREAM):
-            raise frames.PeerError(PROTOCOL_ERROR, f"frame type {kind} on stream {stream_id}")
+            raise frames.PeerError(codes.PROTOCOL_ERROR, f"frame type {kind} on stream {stream_id}")
         handler = self._handlers.get(kind)
         if handler is not None:
             handler(flags, stream_id, body)
         elif kind == 5:
-            raise frames.PeerError(PROTOCOL_ERROR, "PUSH_PROMISE")
+            raise frames.PeerError(codes.PROTOCOL_ERROR, "PUSH_PROMISE")
         else:
             self._count_noise()  # frames.PRIORITY, and types that are to be ignored (RFC 9113 5.5)
 
@@ -334,11 +329,11 @@ class H2Engine(H2Connection):
         The latter because peers that measure the round trip answer our messages with PINGs.
         """
         if not self._noise.hit(self._now):
-            raise frames.PeerError(ENHANCE_YOUR_CALM, "too many frames without content")
+            raise frames.PeerError(codes.ENHANCE_YOUR_CALM, "too many frames without content")
 
     def _count_reset(self) -> None:
         if not self._resets.hit(self._now):
-            raise frames.PeerError(ENHANCE_YOUR_CALM, "too many streams were reset")
+            raise frames.PeerError(codes.ENHANCE_YOUR_CALM, "too many streams were reset")
 
     def _find(self, stream_id: int) -> H2Stream | None:
         """The stream; None when it is over: frames for it may still be on their way."""
@@ -347,7 +342,7 @@ class H2Engine(H2Connection):
             ours = (stream_id % 2 == 1) is self._client
             opened = self.highest_outbound_stream_id if ours else self.highest_inbound_stream_id
             if stream_id > opened:
-                raise frames.PeerError(PROTOCOL_ERROR, f"stream {stream_id} was not opened")
+                raise frames.PeerError(codes.PROTOCOL_ERROR, f"stream {stream_id} was not opened")
         return stream
 
     def _spoil(self, stream_id: int, code: int, detail: str) -> None:
@@ -360,7 +355,7 @@ class H2Engine(H2Connection):
 
     def _on_settings(self, flags: int, _: int, body: bytes) -> None:
         if len(body) % 6 or (flags & frames.ACK and body):
-            raise frames.PeerError(FRAME_SIZE_ERROR, f"SETTINGS of {len(body)} bytes")
+            raise frames.PeerError(codes.FRAME_SIZE_ERROR, f"SETTINGS of {len(body)} bytes")
         first, self._first = self._first, False
         if not first:
             self._count_noise()
@@ -387,7 +382,7 @@ class H2Engine(H2Connection):
 
     def _on_goaway(self, _flags: int, _: int, body: bytes) -> None:
         if len(body) < 8:
-            raise frames.PeerError(FRAME_SIZE_ERROR, f"GOAWAY of {len(body)} bytes")
+            raise frames.PeerError(codes.FRAME_SIZE_ERROR, f"GOAWAY of {len(body)} bytes")
         self._count_noise()
         last, code = struct.unpack_from(">LL", body)
         last &= 0x7FFFFFFF
@@ -400,7 +395,7 @@ class H2Engine(H2Connection):
         increment = int.from_bytes(body, "big") & 0x7FFFFFFF
         stream = self._find(stream_id) if stream_id else None
         if not increment:
-            raise frames.PeerError(PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
+            raise frames.PeerError(codes.PROTOCOL_ERROR, "WINDOW_UPDATE by 0")
         if not stream_id:
             self.outbound_flow_control_window = guard_increment_window(
                 self.outbound_flow_control_window, increment
@@ -408,7 +403,7 @@ class H2Engine(H2Connection):
         elif stream is None:
             return
         elif stream.outbound_flow_control_window + increment > 0x7FFFFFFF:
-            self._spoil(stream_id, FLOW_CONTROL_ERROR, "window above 2^31-1")
+            self._spoil(stream_id, codes.FLOW_CONTROL_ERROR, "window above 2^31-1")
             return
         else:
             stream.outbound_flow_control_window += increment
@@ -444,7 +439,7 @@ class H2Engine(H2Connection):
         try:
             stream.receive_data(body, end, size)
         except InvalidBodyLengthError as error:
-            self._spoil(stream_id, PROTOCOL_ERROR, str(error))
+            self._spoil(stream_id, codes.PROTOCOL_ERROR, str(error))
             return
         except StreamClosedError as error:
             self._spoil(stream_id, int(error.error_code), "DATA after the end of the stream")
@@ -460,7 +455,7 @@ class H2Engine(H2Connection):
             body = frames.unpad(body)
         if flags & frames.PRIORITISED:
             if len(body) < 5:
-                raise frames.PeerError(FRAME_SIZE_ERROR, "HEADERS without their priority")
+                raise frames.PeerError(codes.FRAME_SIZE_ERROR, "HEADERS without their priority")
             body = body[5:]
         if flags & frames.END_HEADERS:
             self._take_block(stream_id, body, end=bool(flags & frames.END_STREAM))
@@ -471,12 +466,12 @@ class H2Engine(H2Connection):
 
     def _on_continuation(self, flags: int, stream_id: int, body: bytes) -> None:
         if not self._block_id:
-            raise frames.PeerError(PROTOCOL_ERROR, "CONTINUATION without HEADERS")
+            raise frames.PeerError(codes.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
         self._block.append(body)
-        if len(self._block) > MAX_CONTINUATIONS + 1:
-            raise frames.PeerError(ENHANCE_YOUR_CALM, "too many CONTINUATIONs")
+        if len(self._block) > codes.MAX_CONTINUATIONS + 1:
+            raise frames.PeerError(codes.ENHANCE_YOUR_CALM, "too many CONTINUATIONs")
         if sum(map(len, self._block)) > self._header_bytes:
-            raise frames.PeerError(ENHANCE_YOUR_CALM, "header block too large")
+            raise frames.PeerError(codes.ENHANCE_YOUR_CALM, "header block too large")
         if flags & frames.END_HEADERS:
             block, self._block, self._block_id = b"".join(self._block), [], 0
             self._take_block(stream_id, block, end=self._block_end)
@@ -486,9 +481,9 @@ class H2Engine(H2Connection):
         try:
             fields = self.decoder.decode(block, raw=True)
         except OversizedHeaderListError as error:
-            raise frames.PeerError(ENHANCE_YOUR_CALM, str(error)) from None
+            raise frames.PeerError(codes.ENHANCE_YOUR_CALM, str(error)) from None
         except (HPACKError, IndexError) as error:
-            raise frames.PeerError(COMPRESSION_ERROR, str(error)) from None
+            raise frames.PeerError(codes.COMPRESSION_ERROR, str(error)) from None
         if not self._client and stream_id > self.highest_inbound_stream_id:
             stream: H2Stream | None = self._begin_new_stream(stream_id, AllowedStreamIDs.ODD)
         else:
@@ -502,7 +497,7 @@ class H2Engine(H2Connection):
                 raise Malformed("END_STREAM is missing or out of place")
             stream.receive_headers(fields, end, None)
         except Malformed as error:
-            self._spoil(stream_id, PROTOCOL_ERROR, str(error))
+            self._spoil(stream_id, codes.PROTOCOL_ERROR, str(error))
             return
         except StreamClosedError as error:
             self._spoil(stream_id, int(error.error_code), "HEADERS after the end of the stream")

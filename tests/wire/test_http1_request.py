@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import trio
 import trio.testing
 
 from sidecar.wire.http1_request import Fact, Http1Request, RequestRefused, parse_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Recorder:
@@ -22,7 +27,9 @@ class Recorder:
         self.sent += data
         self.sends += 1
 
-    async def read_body(self, request: Http1Request, limit: int) -> bytes:
+    async def read_body(
+        self, request: Http1Request, limit: int, taken: Callable[[int], None] | None
+    ) -> bytes:
         await trio.lowlevel.checkpoint()
         return b"x" * limit
 
