@@ -19,7 +19,7 @@ demo: $(INSTALLED)
 	@.venv/bin/a2a-sidecar demo
 
 test: $(INSTALLED)
-	@$(PYTHON) -m pytest $(ARGS)
+	@$(PYTHON) -m pytest --numprocesses auto --dist loadfile $(ARGS)
 
 bench: $(INSTALLED)
 	@$(PYTHON) -m benchmarks.run $(ARGS)

@@ -178,6 +178,7 @@ class Agent:
         """Set when the fetch under way has ended; None between fetches."""
         self._contradiction_logged = ""
         self._retired = False
+        self._running = trio.Event()
 
     # --- what calls ask -----------------------------------------------------------------------
 
@@ -189,6 +190,9 @@ class Agent:
             await self._under_way.wait()
         if self.generation is None:
             raise self._unavailable()
+        if not self._running.is_set():
+            # It has taken over a card, and its connections have nowhere to live yet.
+            await self._running.wait()
         if trio.current_time() >= self._fresh_until:
             self.ask_refresh(self.generation)
         return self.generation
@@ -352,6 +356,7 @@ class Agent:
             self._connections.start(nursery)
             if self.generation is not None and self.fetched is not None:
                 self._connections.use(self.generation.card, self._policy(self.fetched).addresses)
+            self._running.set()
             nursery.start_soon(self._keep_card)
             nursery.start_soon(self.credentials.run)
             nursery.start_soon(self._discovery.run)

@@ -157,15 +157,16 @@ class _Passage:
             return self.finish(self._caller_ended("the caller's deadline passed"))
         except CredentialsUnavailable as error:
             return self.finish(self._own_error("CREDENTIALS_UNAVAILABLE", str(error)))
-        except trio.Cancelled:
-            self._gone("cancelled")
-            raise
         except CallerGone as gone:
             self._gone(gone.reason)
             raise
         except Exception as error:
             self._account.bug(error)
             return self.finish(self._ended_by_bug())
+        except BaseException:
+            # cancelled; what comes out of a nursery is a group of that
+            self._gone("cancelled")
+            raise
         finally:
             for one in breakers:
                 one.discard(scope)

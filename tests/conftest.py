@@ -37,8 +37,16 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> harness.TlsFiles:
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     """List the programs whose absence left tests out."""
-    if not harness.MISSING_PROGRAMS:
+    # From the reports: the tests may have run in other processes.
+    reasons = {
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in terminalreporter.stats.get("skipped", ())
+        if isinstance(report.longrepr, tuple)
+    }
+    found = [harness.MISSING_PROGRAM.fullmatch(reason) for reason in reasons]
+    missing = sorted((one["program"], one["package"]) for one in found if one is not None)
+    if not missing:
         return
     terminalreporter.section("programs that tests need and did not find")
-    for program, package in sorted(harness.MISSING_PROGRAMS.items()):
+    for program, package in missing:
         terminalreporter.line(f"{program}: apt-get install {package}")

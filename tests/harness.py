@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tests.support.daemon import Sidecar, config_text, sidecar, toml
 from tests.support.files import (
-    MISSING_PROGRAMS,
+    MISSING_PROGRAM,
     TlsFiles,
     card,
     free_port,
@@ -40,7 +40,7 @@ from tests.support.processes import (
 )
 
 __all__ = [
-    "MISSING_PROGRAMS",
+    "MISSING_PROGRAM",
     "EventStream",
     "GrpcResult",
     "Incomplete",

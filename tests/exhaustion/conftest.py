@@ -14,7 +14,7 @@ from tests.exhaustion.cells import run_cell
 from tests.exhaustion.rig import HOSTS, World, record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from _pytest.terminal import TerminalReporter
@@ -22,15 +22,17 @@ if TYPE_CHECKING:
     from tests.exhaustion.cells import Cell
     from tests.exhaustion.rig import Exchange, Recording
 
-_CELLS = pytest.StashKey[int]()
 _ALPN = ("h2", "http/1.1")
 
 
 class Grid:
     """The cells of one test."""
 
-    def __init__(self, world: World, *, all_cuts: bool) -> None:
+    def __init__(
+        self, world: World, *, all_cuts: bool, report: Callable[[str, object], None]
+    ) -> None:
         self.world = world
+        self._report = report
         self.all_cuts = all_cuts
         self.bugs: list[str] = []
         """What connections report as errors of their own."""
@@ -55,6 +57,7 @@ class Grid:
 
     def conclude(self) -> None:
         """Fail if a cell was red."""
+        self._report("cells", self.cells)
         assert self.cells > 0
         assert b"internal_errors_total{" not in self.world.telemetry.render()
         if self._failures:
@@ -63,7 +66,7 @@ class Grid:
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """What all cells share. Keys are RSA, whose signatures have one length."""
     made = World.make()
     directory: Path = tmp_path_factory.mktemp("exhaustion")
@@ -77,7 +80,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         strict.verify_mode = ssl.CERT_REQUIRED
         authority.configure_trust(strict)
         made.client_contexts[alpn] = make_context(TlsIdentity(ca_file=made.ca_file), alpn)
-    return made
+    yield made
+    made.close()
 
 
 def _server_context(certificate: trustme.LeafCert, alpn: str) -> ssl.SSLContext:
@@ -89,18 +93,28 @@ def _server_context(certificate: trustme.LeafCert, alpn: str) -> ssl.SSLContext:
 
 @pytest.fixture
 def grid(
-    world: World, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Grid]:
+    world: World,
+    pytestconfig: pytest.Config,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
+) -> Grid:
     """For one test."""
-    made = Grid(world, all_cuts=request.config.getoption("--all-cuts"))
+    all_cuts = pytestconfig.getoption("--all-cuts")
+    made = Grid(world, all_cuts=all_cuts, report=record_property)
     monkeypatch.setattr(Link, "bug", lambda _, error: made.bugs.append(f"bug: {error!r}"))
-    yield made
-    stash = request.config.stash
-    stash[_CELLS] = stash.get(_CELLS, 0) + made.cells
+    return made
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     """How large the proof was."""
-    cells = terminalreporter.config.stash.get(_CELLS, 0)
+    # from the reports: the tests may have run in other processes
+    reports = (each for kind in ("passed", "failed") for each in terminalreporter.getreports(kind))
+    cells = sum(
+        int(str(value))
+        for report in reports
+        if report.when == "call"
+        for name, value in report.user_properties
+        if name == "cells"
+    )
     if cells:
         terminalreporter.write_line(f"exhaustion: {cells} cells")

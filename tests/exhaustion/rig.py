@@ -111,11 +111,19 @@ class World:
     """By ALPN protocol."""
     recordings: dict[Exchange, Recording] = field(default_factory=dict)
 
+    sink: int = -1
+
     @classmethod
     def make(cls) -> World:
         """One that logs to nowhere."""
         sink = os.open(os.devnull, os.O_WRONLY)
-        return cls(Telemetry("0"), Log(level="error", clock=lambda: 0.0, fd=sink))
+        log = Log(level="error", clock=lambda: 0.0, fd=sink)
+        return cls(Telemetry("0"), log, sink=sink)
+
+    def close(self) -> None:
+        """After the last cell."""
+        self.log.close()
+        os.close(self.sink)
 
 
 class _ScriptedDialer(Dialer):

@@ -12,7 +12,7 @@ from tests.faults.rig import Certificates, run_cells
 from tests.harness import peer_sync
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from _pytest.terminal import TerminalReporter
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tests.harness import Peer
 
 _CELLS = pytest.StashKey[dict[str, int]]()
+_NOTES = pytest.StashKey[list[str]]()
 _MOST_AT_ONCE = 64
 
 
@@ -110,10 +111,18 @@ def matrix(
     return Matrix(fault_agent, certificates, tmp_path, count)
 
 
+@pytest.fixture
+def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Print a line at the end of the run."""
+    return request.config.stash.setdefault(_NOTES, []).append
+
+
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
-    """How large the matrix was."""
+    """How large the matrix was, and what was counted."""
     count = terminalreporter.config.stash.get(_CELLS, {})
     if count:
         terminalreporter.write_line(f"faults: {sum(count.values())} cells")
         for key in sorted(count):
             terminalreporter.write_line(f"    {count[key]:5} {key}")
+    for line in terminalreporter.config.stash.get(_NOTES, []):
+        terminalreporter.write_line(f"faults: {line}")

@@ -11,8 +11,9 @@ connections, ``full`` lets none through its accept queue; ``alert`` refuses the 
 and says so, which asyncio's TLS does not. TLS is
 ``{"cert", "key", "ca" (of clients, then needed), "alpn"}``. ``POST /control/script`` takes
 ``{NAME: [ENTRY, ..]}`` in the words of the agent's kind, ``/control/gate`` a gate's name to open for
-all, ``/control/close`` a list of names, and answers with what became of each. The state has every
-request that any of them saw, in order: ``arrivals`` as ``[NAME, RPC]``.
+all, ``/control/restart`` ``{"name", "down"}`` (everything is broken off, and the port is closed for
+`down` seconds), ``/control/close`` a list of names, and answers with what became of each. The state
+has every request that any of them saw, in order: ``arrivals`` as ``[NAME, RPC]``.
 """
 
 from __future__ import annotations
@@ -78,11 +79,11 @@ class Port:
         if self.agent is not None:
             self.agent.seen = _Arrivals(self.name, arrivals)
 
-    async def open(self) -> int:
+    async def open(self, port: int = 0) -> int:
         """Take a port; returns it."""
         if self.agent is None and self.speaks != "alert":
             return self._open_deaf()
-        sock = common.listen(0)
+        sock = common.listen(port)
         port = common.port_of(sock)
         tls = None
         if self.tls:
@@ -129,6 +130,14 @@ class Port:
         task = asyncio.get_running_loop().create_task(self.agent.serve(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def restart(self, seconds: float) -> None:
+        """Break everything off, and come back."""
+        assert self._server is not None
+        port = common.port_of(self._server.sockets[0])
+        self.close()
+        await asyncio.sleep(seconds)
+        await self.open(port)
 
     def close(self) -> dict[str, Any]:
         """Give the port up; returns the last state."""
@@ -201,6 +210,10 @@ class Ports:
             if port.agent is not None:
                 port.agent.gate(name).set()
 
+    async def restart(self, body: dict[str, Any]) -> None:
+        """Restart one."""
+        await self.ports[body["name"]].restart(body["down"])
+
     def close(self, names: list[str]) -> dict[str, Any]:
         """Close ports; their requests are forgotten."""
         gone = set(names)
@@ -219,6 +232,7 @@ async def main(args: Any) -> None:
     control.on("open", ports.open)
     control.on("script", ports.script)
     control.on("gate", ports.gate)
+    control.on("restart", ports.restart)
     control.on("close", ports.close)
     common.announce(await control.start(args.control_port), {})
 

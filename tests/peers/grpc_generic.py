@@ -1,13 +1,16 @@
 """A grpcio server with generic handlers on raw bytes; shares no generated code with anyone.
 
 ``--grpc-option grpc.max_connection_age_ms=1000`` makes it leave connections (GOAWAY),
-``--unimplemented`` leaves every method without a handler. ``POST /control/status`` with
+``--unimplemented`` leaves every method without a handler. ``POST /control/restart`` with ``{"grace",
+"down"}`` ends the server as deployments do (calls under way have `grace` seconds) and starts it again
+at the same port after `down` seconds. ``POST /control/status`` with
 ``{"code", "message", "details" (base64), "trailers": [[NAME, VALUE], ..], "execute": bool}`` is
 what every call gets from then on; ``null`` brings the correct agent back.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
@@ -86,23 +89,38 @@ async def main(args: Any) -> None:
     if args.status is not None:
         fixed = {"code": args.status, "message": args.message, "details": args.details}
     agent = Agent(unimplemented=args.unimplemented, fixed=fixed)
-    server = grpc.aio.server(options=grpc_options(args.grpc_option))
-    server.add_generic_rpc_handlers((agent,))
-    address = f"{common.HOST}:{args.port}"
-    if args.tls_cert:
-        port = server.add_secure_port(address, grpc_tls(args))
-    else:
-        port = server.add_insecure_port(address)
-    await server.start()
+    server = await serve(agent, args, args.port)
+
+    async def restart(body: dict[str, float]) -> None:
+        nonlocal server
+        stopped, _ = server
+        await stopped.stop(body["grace"])
+        await asyncio.sleep(body["down"])
+        server = await serve(agent, args, port)
+
+    port = server[1]
     control = common.Control(agent.state)
     control.on("status", agent.set_status)
+    control.on("restart", restart)
     scheme = "https" if args.tls_cert else "http"
     common.announce(
         await control.start(args.control_port),
         {"grpc": port},
         urls={"GRPC": f"{scheme}://{common.HOST}:{port}"},
     )
-    await server.wait_for_termination()
+
+
+async def serve(agent: Agent, args: Any, port: int) -> tuple[Any, int]:
+    """Start a server; returns it and its port."""
+    server = grpc.aio.server(options=grpc_options(args.grpc_option))
+    server.add_generic_rpc_handlers((agent,))
+    address = f"{common.HOST}:{port}"
+    if args.tls_cert:
+        port = server.add_secure_port(address, grpc_tls(args))
+    else:
+        port = server.add_insecure_port(address)
+    await server.start()
+    return server, port
 
 
 def grpc_options(given: list[str]) -> list[tuple[str, int | str]]:

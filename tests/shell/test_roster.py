@@ -105,6 +105,18 @@ async def test_a_retired_agent_fetches_no_more(roster: Roster, tmp_path: Path) -
     old.in_flight = 0
 
 
+async def test_a_call_may_come_before_the_new_agent_runs(roster: Roster, tmp_path: Path) -> None:
+    """It has its candidates at once; where its connections live it has a moment later."""
+    roster.apply(config(one=table(tmp_path)), frozenset())
+    await until_ready(roster.agents["one"])
+    roster.apply(config(one=table(tmp_path, max_streams=2)), frozenset())
+    agent = roster.agents["one"]
+    assert agent.generation is not None
+    assert agent._connections._nursery is None
+    generation = await agent.ready()
+    assert agent._connections.get(generation.current) is not None
+
+
 async def test_a_defect_in_an_agent_costs_a_restart(
     roster: Roster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

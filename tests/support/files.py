@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import ssl
@@ -23,8 +24,8 @@ Interface: TypeAlias = dict[str, Any]
 
 # --- system programs --------------------------------------------------------------------------
 
-MISSING_PROGRAMS: dict[str, str] = {}
-"""Programs that were asked for and are not installed, with their Debian package."""
+MISSING_PROGRAM = re.compile(r"needs (?P<program>\S+) \(Debian package (?P<package>\S+)\)")
+"""The reason of a skip for want of a system program."""
 
 
 def requires(program: str, package: str) -> str:
@@ -35,7 +36,6 @@ def requires(program: str, package: str) -> str:
     path = shutil.which(program) or shutil.which(program, path="/usr/sbin:/sbin:/lib/systemd")
     if path is not None:
         return path
-    MISSING_PROGRAMS[program] = package
     reason = f"needs {program} (Debian package {package})"
     if os.environ.get("A2A_REQUIRE_PROGRAMS") == "1":
         pytest.fail(reason)
