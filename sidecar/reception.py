@@ -209,7 +209,7 @@ class Reception:
         self._warn(f"the limit of {limit} is reached")
         door = self._door
         with contextlib.suppress(OSError), sock:
-            if isinstance(door, HttpDoor) and door.answers_unasked and self.threshold.tls is None:
+            if isinstance(door, HttpDoor) and door.takes_http1_calls and self.threshold.tls is None:
                 message = f"the sidecar's limit of {limit} is reached"
                 status, headers, body = door.refusal(errors.own("LIMIT_REACHED", message))
                 sock.setblocking(False)

@@ -21,11 +21,20 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--all-cuts` is for tests/exhaustion; an option has to be known here."""
+    """`--all-cuts` is for tests/exhaustion, `--soak-seconds` for tests/faults.
+
+    An option has to be known here.
+    """
     parser.addoption(
         "--all-cuts",
         action="store_true",
         help="cut recorded exchanges at every byte, not only at boundaries (half an hour)",
+    )
+    parser.addoption(
+        "--soak-seconds",
+        type=float,
+        default=0.0,
+        help="how long the soak goes on after its 10,000 calls",
     )
 
 

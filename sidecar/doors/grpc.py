@@ -58,7 +58,7 @@ class _Refused(Exception):
 class GrpcDoor(HttpDoor):
     """Serves one gRPC listener. What it inherits serves HTTP/1.1 clients: cards, nothing else."""
 
-    answers_unasked = False
+    takes_http1_calls = False
 
     def __init__(
         self, house: House, place: Place, entry: Entry, *, is_ready: Callable[[], bool]
@@ -77,8 +77,7 @@ class GrpcDoor(HttpDoor):
         held: Reservation,
     ) -> None:
         """See `HttpDoor`: calls do not come this way."""
-        del path, agent, relayed, held
-        await self.refuse(request, errors.own("INVALID_REQUEST", "this listener speaks gRPC"))
+        raise AssertionError("not over HTTP/1.1")
 
     def refusal(self, record: ErrorRecord) -> tuple[int, Headers, bytes]:
         """See `HttpDoor`."""

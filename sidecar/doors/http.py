@@ -58,8 +58,8 @@ class _NoRoom(Exception):
 class HttpDoor(ABC):
     """Serves the requests of one HTTP/1.1 listener."""
 
-    answers_unasked = True
-    """Whether a client understands an HTTP/1.1 response before it has said anything."""
+    takes_http1_calls = True
+    """Whether its clients speak HTTP/1.1; cards are served over it at every door."""
 
     def __init__(self, house: House, place: Place, entry: Entry) -> None:
         self._house = house
@@ -77,6 +77,9 @@ class HttpDoor(ABC):
         named, path = door.agent_in_path(request.target)
         agent = door.choose_agent(named, self._place.agent, self._house.agents)
         is_card = self._house.cards.is_card_path(path)
+        if not is_card and not self.takes_http1_calls:
+            await self.refuse(request, errors.own("INVALID_REQUEST", "this listener speaks gRPC"))
+            return
         if not isinstance(agent, str):
             await (self._house.cards if is_card else self).refuse(request, agent)
             return

@@ -60,6 +60,13 @@ def _told(answer: Answer, headers: dict[str, str], events: int = 0) -> Told:
     )
 
 
+def _rest(status: int, headers: dict[str, str], body: Any) -> Answer:
+    """As `rest_answer`, for agents' own errors too, which may have no details."""
+    if status >= 400:
+        body = {"error": {"message": "", "details": [], **body["error"]}}
+    return rest_answer(status, headers, body)
+
+
 async def call(
     address: str,
     binding: str,
@@ -105,13 +112,13 @@ async def _unary(address: str, binding: str, agent: str, params: Any) -> Told:
         body=_body(binding, "SendMessage", params),
         seconds=_SECONDS,
     )
-    read = jsonrpc_answer if binding == JSONRPC else rest_answer
+    read = jsonrpc_answer if binding == JSONRPC else _rest
     headers = reply.header_dict()
     return _told(read(reply.status, headers, reply.json()), headers)
 
 
 async def _read(events: EventStream, binding: str) -> Told:
-    read = jsonrpc_answer if binding == JSONRPC else rest_answer
+    read = jsonrpc_answer if binding == JSONRPC else _rest
     if events.body:
         return _told(read(events.status, events.headers, json.loads(events.body)), events.headers)
     count = 0

@@ -11,8 +11,8 @@ connections, ``full`` lets none through its accept queue; ``alert`` refuses the 
 and says so, which asyncio's TLS does not. TLS is
 ``{"cert", "key", "ca" (of clients, then needed), "alpn"}``. ``POST /control/script`` takes
 ``{NAME: [ENTRY, ..]}`` in the words of the agent's kind, ``/control/gate`` a gate's name to open for
-all, ``/control/restart`` ``{"name", "down"}`` (everything is broken off, and the port is closed for
-`down` seconds), ``/control/close`` a list of names, and answers with what became of each. The state
+all, ``/control/restart`` ``{"name", "down"}`` (the port is closed for `down` seconds; HTTP/1.1 is broken
+off, over HTTP/2 streams come to their end first), ``/control/close`` a list of names, and answers with what became of each. The state
 has every request that any of them saw, in order: ``arrivals`` as ``[NAME, RPC]``.
 """
 
@@ -132,9 +132,12 @@ class Port:
         task.add_done_callback(self._tasks.discard)
 
     async def restart(self, seconds: float) -> None:
-        """Break everything off, and come back."""
+        """End as deployments do, and come back."""
         assert self._server is not None
         port = common.port_of(self._server.sockets[0])
+        self._server.close()
+        if isinstance(self.agent, h2_agent.Agent):
+            await self.agent.leave()
         self.close()
         await asyncio.sleep(seconds)
         await self.open(port)

@@ -359,6 +359,7 @@ class Agent:
         self.seen = common.Seen()
         self.script: list[dict[str, Any]] = []
         self.gates: dict[str, asyncio.Event] = {}
+        self.connections: set[Connection] = set()
         self.goaways = 0
         self.errors = 0
         """Connections on which the client broke the protocol."""
@@ -402,6 +403,13 @@ class Agent:
     def gate(self, name: str) -> asyncio.Event:
         return self.gates.setdefault(name, asyncio.Event())
 
+    async def leave(self) -> None:
+        """Leave every connection, and wait for their streams."""
+        for connection in self.connections:
+            connection.leave()
+        while any(connection.calls for connection in self.connections):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
     def next_entry(self, rpc: str) -> dict[str, Any]:
         for at, entry in enumerate(self.script):
             if entry.get("rpc", rpc) == rpc:
@@ -411,11 +419,14 @@ class Agent:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.seen.connections += 1
         self.seen.open_connections += 1
+        connection = Connection(self, self.seen.connections, reader, writer)
+        self.connections.add(connection)
         try:
-            await Connection(self, self.seen.connections, reader, writer).run()
+            await connection.run()
         except OSError:
             pass
         finally:
+            self.connections.discard(connection)
             self.seen.open_connections -= 1
             writer.close()
 
