@@ -213,35 +213,34 @@ class Daemon:
             await self._reload_wanted.wait()
             # What is asked for from now on is another reload.
             self._reload_wanted = trio.Event()
-            try:
-                await self.reload()
-            except Exception as error:
-                self._telemetry.internal_error("reload")
-                self._log.error("internal error", where="reload", error=repr(error))
-                self._reload_failed("internal error")
+            if self._path is None:
+                self._log.warning("reload ignored", reason="there is no configuration file")
+            elif self._stop.is_set():
+                self._log.warning("reload ignored", reason="the sidecar is shutting down")
+            else:
+                self._notifier.reloading()
+                await self._reload(self._path)
+                if not self._draining:
+                    self._notifier.ready(self._summary())
 
-    async def reload(self) -> None:
+    async def _reload(self, path: str) -> None:
         """Read the configuration again and put it into effect as a whole, or change nothing."""
-        if self._path is None:
-            self._log.warning("reload ignored", reason="there is no configuration file")
-            return
-        if self._stop.is_set():
-            self._log.warning("reload ignored", reason="the sidecar is shutting down")
-            return
-        self._notifier.reloading()
         try:
-            loaded = await trio.to_thread.run_sync(self._read, self._path, abandon_on_cancel=True)
+            loaded = await trio.to_thread.run_sync(self._read, path, abandon_on_cancel=True)
             async with self._changing:
                 if self._draining:
                     return
                 await self._apply(self._listeners.prepare(loaded))
         except (ConfigError, BindError, CredentialsUnavailable) as error:
             self._reload_failed(str(error))
+        except Exception as error:
+            self._telemetry.internal_error("reload")
+            self._log.error("internal error", where="reload", error=repr(error))
+            self._reload_failed("internal error")
         else:
             self._reload_error = None
             self._telemetry.reloaded(successful=True)
             self._log.info("reloaded", agents=",".join(self._roster.agents))
-        self._notifier.ready(self._summary())
 
     def _reload_failed(self, why: str) -> None:
         self._reload_error = why
@@ -279,7 +278,11 @@ class Daemon:
     async def _apply(self, prepared: Prepared) -> None:
         """Put a configuration into effect; nothing here can fail because of it."""
         loaded = prepared.loaded
-        await self._listeners.stand_by(prepared)
+        try:
+            await self._listeners.stand_by(prepared)
+        except BaseException:
+            prepared.close()
+            raise
         self._config = loaded
         self._budget.resize(loaded.limits.buffered_bytes)
         self._log.configure(level=loaded.log.level, form=loaded.log.format)

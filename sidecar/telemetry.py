@@ -199,10 +199,10 @@ class Telemetry:
         self._limits = self._unlabelled_agent("limit_rejections", "Refused at a limit.", "limit")
         self._internal = self._unlabelled_agent("internal_errors", "Defects caught.", "where")
         self._log_dropped = Counter(
-            f"{PREFIX}log_dropped", "Log lines dropped.", registry=self._registry
+            PREFIX + "log_dropped", "Log lines dropped.", registry=self._registry
         )
         self._lag = Histogram(
-            f"{PREFIX}event_loop_lag_seconds",
+            PREFIX + "event_loop_lag_seconds",
             "How late a timer of the event loop fired.",
             buckets=_OWN_BUCKETS,
             registry=self._registry,

@@ -10,7 +10,8 @@ dashes, and ``"accept": "close"`` or ``"reset"`` ends each connection at once); 
 connections, ``full`` lets none through its accept queue; ``alert`` refuses the client's certificate
 and says so, which asyncio's TLS does not. TLS is
 ``{"cert", "key", "ca" (of clients, then needed), "alpn"}``. ``POST /control/script`` takes
-``{NAME: [ENTRY, ..]}`` in the words of the agent's kind, ``/control/gate`` a gate's name to open for
+``{NAME: [ENTRY, ..]}`` in the words of the agent's kind, ``/control/card`` ``{NAME: CARD}`` (served by
+``http``), ``/control/gate`` a gate's name to open for
 all, ``/control/restart`` ``{"name", "down"}`` (the port is closed for `down` seconds; HTTP/1.1 is broken
 off, over HTTP/2 streams come to their end first), ``/control/close`` a list of names, and answers with what became of each. The state
 has every request that any of them saw, in order: ``arrivals`` as ``[NAME, RPC]``.
@@ -207,6 +208,11 @@ class Ports:
         for name, entries in scripts.items():
             self.ports[name].agent.add_script(entries)
 
+    def card(self, cards: dict[str, Any]) -> None:
+        """Give agents their cards."""
+        for name, card in cards.items():
+            self.ports[name].agent.card = card
+
     def gate(self, name: str) -> None:
         """Open a gate of everybody."""
         for port in self.ports.values():
@@ -234,6 +240,7 @@ async def main(args: Any) -> None:
     control = common.Control(ports.state)
     control.on("open", ports.open)
     control.on("script", ports.script)
+    control.on("card", ports.card)
     control.on("gate", ports.gate)
     control.on("restart", ports.restart)
     control.on("close", ports.close)

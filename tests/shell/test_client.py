@@ -6,6 +6,7 @@ import json
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -99,6 +100,12 @@ weather: https://weather.test
     45 s ago  0-jsonrpc  weather.test:443   not_delivered: dial
 
 search: https://search.test"""
+
+
+def test_the_readme_has_the_table() -> None:
+    """When this fails: put TABLE there."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    assert f"```text\n{TABLE}\n```" in readme
 
 
 def changed(**keys: Any) -> dict[str, Any]:

@@ -130,11 +130,11 @@ async def test_the_manifests_relay_passes_metrics_on(tmp_path: Path) -> None:
         (tmp_path / "nginx.conf").write_text(text, "utf-8")
         argv = [nginx, "-p", str(tmp_path), "-c", f"{tmp_path}/nginx.conf", "-g", "daemon off;"]
         async with running(Process("nginx", argv)):
+            reply = 0
             with trio.fail_after(10):
-                while True:
+                while not reply:
                     try:
                         reply = await ask(port, "/metrics")
-                        break
                     except OSError:
                         await trio.sleep(0.05)
             assert reply == 200

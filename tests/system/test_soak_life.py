@@ -1,6 +1,6 @@
 """A while of everything at once: calls, agents that die, reloads, new cards. Nothing runs twice.
 
-It takes a minute; ``A2A_SOAK_SECONDS`` makes it longer.
+It takes a minute; ``A2A_SOAK_SECONDS`` makes it longer (with ``-o faulthandler_timeout=0``).
 """
 
 from __future__ import annotations
