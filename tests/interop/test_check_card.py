@@ -462,7 +462,7 @@ def test_the_example_for_systemd_by_its_exit_codes(agent, unregistered, unknown_
     text = (DOCS / "check-card.md").read_text("utf-8")
     lines = [line for line in text.splitlines() if line.startswith("ExecStartPost=")]
     command = lines[unknown_passes].removeprefix("ExecStartPost=")
-    command = command.replace("/usr/bin/a2a-sidecar", f"{sys.executable} -m sidecar")
+    command = command.replace("/usr/local/bin/a2a-sidecar", f"{sys.executable} -m sidecar")
     command = command.replace("--wait-seconds 30", "--wait-seconds 0.5")
 
     def exit_code(url: str) -> int:

@@ -291,7 +291,7 @@ async def test_the_unit_is_valid(tmp_path) -> None:
     text = (ROOT / "systemd" / "a2a-sidecar-publish@.service").read_text("utf-8")
     unit = tmp_path / "a2a-sidecar-publish@echo.service"
     # Its program need not be installed here.
-    unit.write_text(text.replace("/usr/bin/a2a-sidecar", sys.executable), "utf-8")
+    unit.write_text(text.replace("/usr/local/bin/a2a-sidecar", sys.executable), "utf-8")
     argv = [analyze, "verify", "--man=no", str(unit)]
     done = await trio.run_process(argv, capture_stdout=True, capture_stderr=True, check=False)
     said = [line for line in done.stderr.decode().splitlines() if unit.name in line]
