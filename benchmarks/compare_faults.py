@@ -103,8 +103,8 @@ def told(status: int, body: Any) -> str:
     return f"HTTP {status}, {error.get('code')}{known}: {error.get('message')}"
 
 
-async def open_agents(agents: Peer, side: str) -> dict[str, str]:
-    """An agent for each fault; their names and where their cards are."""
+async def open_agents(agents: Peer, side: str, host: str = "127.0.0.1") -> dict[str, str]:
+    """An agent for each fault, at `host`: where their cards are."""
     cards = {}
     bases = {}
     for n, (what, script) in enumerate(FAULTS.items()):
@@ -113,20 +113,20 @@ async def open_agents(agents: Peer, side: str) -> dict[str, str]:
         speaks = {"card": "http", "first": "http", "spare": "http"}
         if script == "closed":
             speaks["first"] = "closed"
-        specs = [{"name": names[role], "speaks": speaks[role]} for role in names]
+        specs = [{"name": names[role], "speaks": speaks[role], "host": host} for role in names]
         ports = dict(zip(names, await agents.control("open", specs), strict=True))
         cards[names["card"]] = card(
             [
-                ("JSONRPC", f"http://127.0.0.1:{ports['first']}/rpc"),
-                ("HTTP+JSON", f"http://127.0.0.1:{ports['spare']}"),
+                ("JSONRPC", f"http://{host}:{ports['first']}/rpc"),
+                ("HTTP+JSON", f"http://{host}:{ports['spare']}"),
             ],
             name=f"fault-{n}",
-            url=f"http://127.0.0.1:{ports['first']}/rpc",
+            url=f"http://{host}:{ports['first']}/rpc",
         )
         if script != "closed":
-            text = json.dumps([script]).replace("{spare}", f"127.0.0.1:{ports['spare']}")
+            text = json.dumps([script]).replace("{spare}", f"{host}:{ports['spare']}")
             await agents.control("script", {names["first"]: json.loads(text)})
-        bases[what] = f"http://127.0.0.1:{ports['card']}"
+        bases[what] = f"http://{host}:{ports['card']}"
     await agents.control("card", cards)
     return bases
 
@@ -153,9 +153,11 @@ async def through_sidecar(agents: Peer) -> dict[str, Seen]:
     return seen
 
 
-async def through_litellm(agents: Peer, program: str, directory: Path) -> dict[str, Seen]:
-    """Every fault, through the other gateway."""
-    bases = await open_agents(agents, "theirs")
+async def through_litellm(
+    agents: Peer, program: str, directory: Path, host: str
+) -> dict[str, Seen]:
+    """Every fault, through the other gateway; the agents are at `host`."""
+    bases = await open_agents(agents, host, host)
     entries = [
         {
             "agent_name": f"fault-{n}",
@@ -177,7 +179,7 @@ async def through_litellm(agents: Peer, program: str, directory: Path) -> dict[s
                 assert process.alive, process.log()
                 await trio.sleep(0.5)
         for n, what in enumerate(bases):
-            id_ = f"theirs-{n}"
+            id_ = f"{host}-{n}"
             headers = {"authorization": f"Bearer {KEY}"}
             reply = await ask(port, f"/a2a/fault-{n}", id_, headers)
             seen[what] = Seen(await executions(agents, id_), told(*reply))
@@ -195,13 +197,18 @@ async def main(program: str) -> None:
     """Print the table."""
     with tempfile.TemporaryDirectory() as name:
         async with peer("fault_agent") as agents:
-            ours = await through_sidecar(agents)
-            theirs = await through_litellm(agents, program, Path(name))
-    print("| first interface | sidecar: ran | the caller is told | LiteLLM: ran | told |")
-    print("|---|---|---|---|---|")
+            columns = [
+                await through_sidecar(agents),
+                # it treats agents at the first address as left over from development
+                await through_litellm(agents, program, Path(name), "127.0.0.1"),
+                await through_litellm(agents, program, Path(name), "127.0.0.2"),
+            ]
+    heads = ["sidecar", "LiteLLM, agent at 127.0.0.1", "LiteLLM, agent at 127.0.0.2"]
+    print("| first interface | " + " | ".join(f"{head}: ran | told" for head in heads) + " |")
+    print("|---" * 7 + "|")
     for what in FAULTS:
-        a, b = ours[what], theirs[what]
-        print(f"| {what} | {a.executions} | {short(a.told)} | {b.executions} | {short(b.told)} |")
+        cells = [f"{seen[what].executions} | {short(seen[what].told)}" for seen in columns]
+        print(f"| {what} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

@@ -56,12 +56,12 @@ def server_tls(args: argparse.Namespace, *alpn: str) -> ssl.SSLContext | None:
     return context
 
 
-def listen(port: int) -> socket.socket:
+def listen(port: int, host: str = HOST) -> socket.socket:
     """A bound loopback socket; port 0 takes a free one, a given one may be in TIME_WAIT."""
     # asyncio switches Nagle's algorithm off only where the protocol is named
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((HOST, port))
+    sock.bind((host, port))
     sock.listen(256)
     sock.setblocking(False)
     return sock

@@ -3,7 +3,7 @@
 ``POST /control/open`` takes a list of agents and answers with their ports:
 
     {"name": NAME, "speaks": "http" | "grpc" | "closed" | "full" | "alert",
-     "tls": TLS, "options": {..}}
+     "tls": TLS, "options": {..}, "host": "127.0.0.1"}
 
 ``http`` is `raw_http`, ``grpc`` is `h2_agent` (`options` are those of its command line, without
 dashes, and ``"accept": "close"`` or ``"reset"`` ends each connection at once); ``closed`` refuses
@@ -11,10 +11,10 @@ connections, ``full`` lets none through its accept queue; ``alert`` refuses the 
 and says so, which asyncio's TLS does not. TLS is
 ``{"cert", "key", "ca" (of clients, then needed), "alpn"}``. ``POST /control/script`` takes
 ``{NAME: [ENTRY, ..]}`` in the words of the agent's kind, ``/control/card`` ``{NAME: CARD}`` (served by
-``http``), ``/control/gate`` a gate's name to open for
-all, ``/control/restart`` ``{"name", "down"}`` (the port is closed for `down` seconds; HTTP/1.1 is broken
-off, over HTTP/2 streams come to their end first), ``/control/close`` a list of names, and answers with what became of each. The state
-has every request that any of them saw, in order: ``arrivals`` as ``[NAME, RPC]``.
+``http``), ``/control/gate`` a gate's name to open for all, ``/control/restart`` ``{"name", "down"}``
+(the port is closed for `down` seconds; HTTP/1.1 is broken off, over HTTP/2 streams come to their end
+first), ``/control/close`` a list of names, and answers with what became of each. The state has every
+request that any of them saw, in order: ``arrivals`` as ``[NAME, RPC]``.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Port:
         self.options = dict(spec.get("options", {}))
         self._at_accept = self.options.pop("accept", None)
         self.tls = spec.get("tls")
+        self.host = spec.get("host", common.HOST)
         self.agent: Any = None
         self._server: asyncio.Server | None = None
         self._sockets: list[socket.socket] = []
@@ -84,7 +85,7 @@ class Port:
         """Take a port; returns it."""
         if self.agent is None and self.speaks != "alert":
             return self._open_deaf()
-        sock = common.listen(port)
+        sock = common.listen(port, self.host)
         port = common.port_of(sock)
         tls = None
         if self.tls:
