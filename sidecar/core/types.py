@@ -39,8 +39,9 @@ class Request:
 
     method: str
     target: str
-    headers: Headers
-    body: bytes
+    # Not shown: they may hold secrets.
+    headers: Headers = field(repr=False)
+    body: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,7 @@ class Call:
     """The request message as the caller gave it, without its `tenant`."""
     tenant: str = ""
     """What the caller put there; goes back into answers, never upstream."""
-    headers: Headers = field(default_factory=list)
+    headers: Headers = field(default_factory=list, repr=False)
     """End-to-end headers to relay, already cleaned."""
     id: str = ""
     """Names the call in logs and errors."""
