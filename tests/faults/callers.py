@@ -206,7 +206,8 @@ def _grpc_headers(method: str) -> list[tuple[str, str]]:
     ]
 
 
-def _http_request(binding: str, agent: str, params: dict[str, Any], *, streaming: bool) -> bytes:
+def http_request(binding: str, agent: str, params: dict[str, Any], *, streaming: bool) -> bytes:
+    """SendMessage or SendStreamingMessage over HTTP/1.1."""
     path = f"/agents/{agent}"
     if binding == JSONRPC:
         method = "SendStreamingMessage" if streaming else "SendMessage"
@@ -245,7 +246,7 @@ async def calling(
         else:
             caller = Caller(stream)
             params = message(text, message_id)
-            await stream.send_all(_http_request(binding, agent, params, streaming=streaming))
+            await stream.send_all(http_request(binding, agent, params, streaming=streaming))
         yield caller
     finally:
         await trio.aclose_forcefully(stream)

@@ -468,13 +468,13 @@ def replies() -> list[Fault]:
             ),
             Fault(
                 name="surplus bytes",
-                script=(["default", {"send": "surplus"}],),
+                script=({"default": {"surplus": "surplus"}},),
                 ending=success(),
                 **common,
             ),
             Fault(
                 name="two replies",
-                script=(["default", {"send": _SECOND}],),
+                script=({"default": {"surplus": _SECOND}},),
                 ending=success(),
                 **common,
             ),
@@ -582,6 +582,8 @@ def uploads() -> list[Fault]:
                 binding=binding,
                 script=({"at": "head", "steps": [{"delay": 0.02}, "reset"]},),
                 ending=ambiguous("reset", "sending"),
+                # when the kernel had taken everything
+                or_endings=(ambiguous("reset", "waiting"),),
                 body_bytes=10_000_000,
             )
         )

@@ -5,6 +5,7 @@ Also what needs a machine of its own: an unreachable network, no descriptors.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -18,10 +19,11 @@ import pytest
 import trio
 
 from tests.faults.bench import Bench, open_bench
+from tests.faults.callers import Caller, http_request
 from tests.faults.calls import call
 from tests.faults.faults import GRPC, HTTP_JSON, JSONRPC
 from tests.faults.rig import LABELS
-from tests.harness import card, config_text, free_port, requires, sidecar
+from tests.harness import card, config_text, free_port, message, requires, sidecar
 
 if TYPE_CHECKING:
     from tests.faults.calls import Told
@@ -198,8 +200,9 @@ async def test_a_kept_connection_that_ended_meanwhile_is_replaced(
 ) -> None:
     """D62, variant: nothing was written, so the same candidate is asked on a new connection."""
     async with open_bench(fault_agent, tmp_path, ["http", "http"], binding=binding) as made:
-        await made.script(0, ["default", end])
+        await made.script(0, ["default", {"gate": "idle"}, end])
         await made.call("first")
+        await made.open_gate("idle")
         if end in ("close", "reset"):
             await made.until(0, lambda state: state["open_connections"] == 0)
         else:
@@ -242,7 +245,7 @@ async def test_nobody_gets_the_reply_of_another(
 ) -> None:
     """Bytes behind a reply are nobody's: the connection is not used again."""
     async with open_bench(fault_agent, tmp_path, ["http"], binding=binding) as made:
-        await made.script(0, ["default", {"send": surplus}])
+        await made.script(0, {"default": {"surplus": surplus}})
         assert not (await made.call("first")).failed
         assert not (await made.call("second")).failed
         state = await made.state(0)
@@ -301,6 +304,17 @@ def test_an_unreachable_network_costs_a_failover() -> None:
         assert (backed["failed"], backed["attempts"]) == (False, 2)
 
 
+async def settled_descriptors(pid: int) -> set[int]:
+    """The descriptors of a process that has had the same ones for a while."""
+    before: set[int] = set()
+    while True:
+        now = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        if now == before:
+            return now
+        before = now
+        await trio.sleep(0.2)
+
+
 async def test_no_descriptors_is_nobodys_fault(fault_agent: Peer, tmp_path: Path) -> None:
     """D79: connect() fails with EMFILE: an error of ours, and no interface is left for it."""
     spec = {"name": "descriptors", "speaks": "http"}
@@ -313,14 +327,21 @@ async def test_no_descriptors_is_nobodys_fault(fault_agent: Peer, tmp_path: Path
     try:
         async with sidecar(text, ready=True) as daemon:
             pid = daemon.process.pid
-            # one for the caller's own connection
-            limit = len(os.listdir(f"/proc/{pid}/fd")) + 1
-            hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, hard))
-            told = await call(daemon.listeners["JSONRPC"], JSONRPC, "a", "m-1")
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
-            assert (told.reason, told.delivered, told.attempts) == ("LIMIT_REACHED", "no", 1)
-            assert told.lines == [("0-jsonrpc", "local", "local")]
+            host, _, listener = daemon.listeners["JSONRPC"].rpartition(":")
+            async with await trio.open_tcp_stream(host, int(listener)) as stream:
+                used = await settled_descriptors(pid)
+                hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)[1]
+                # not one more than there are
+                limit = next(n for n in itertools.count() if n not in used)
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, hard))
+                caller = Caller(stream)
+                request = http_request(JSONRPC, "a", message("hello", "m-1"), streaming=False)
+                await stream.send_all(request)
+                with trio.fail_after(10):
+                    await caller.read(b"LIMIT_REACHED")
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
+            assert b"a2a-sidecar-delivered: no" in caller.received
+            assert b" local local" in caller.received
             status = (await daemon.status())["agents"]["a"]
             assert status["current"] == "0-jsonrpc"
             told = await call(daemon.listeners["JSONRPC"], JSONRPC, "a", "m-2")

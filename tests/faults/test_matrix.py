@@ -19,7 +19,7 @@ from tests.faults.faults import GRPC, HTTP_JSON, Fault
 from tests.faults.rig import Cell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.faults.conftest import Matrix
 
@@ -103,3 +103,14 @@ async def test_a_stream_that_was_not_delivered_may_open_elsewhere(matrix: Matrix
         for fault in faults.values()
         for layout in ("FG", "FFG")
     )
+
+
+def test_what_is_left_out_says_why(note: Callable[[str], None]) -> None:
+    """Shapes of a call that a fault cannot meet; each leaves the other one."""
+    reasons: dict[str, list[str]] = {}
+    for fault in FAULTS:
+        assert not (fault.no_stream and fault.no_unary), fault
+        if reason := fault.no_stream or fault.no_unary:
+            reasons.setdefault(reason, []).append(str(fault))
+    for reason, names in reasons.items():
+        note(f"{len(names)} faults in one shape only: {reason}")

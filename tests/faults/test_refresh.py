@@ -117,8 +117,10 @@ class Desk:
         return counted({}, samples(self.daemon)["a"], "card_fetches_total")
 
     async def until_fetched(self, result: str, count: int, seconds: float = 5) -> None:
+        """Make calls, which ask for what is stale, until that many fetches ended so."""
         with trio.fail_after(seconds):
-            while self.fetches().get((result,), 0) < count:  # noqa: ASYNC110 - no event tells
+            while self.fetches().get((result,), 0) < count:
+                await self.call()
                 await trio.sleep(0.01)
 
 

@@ -12,7 +12,8 @@ A STEP is one of
 
     "execute"                 count an execution of this request's message
     "default"                 the correct answer; {"default": {"bytes": N}} only its first N bytes,
-                              {"events": N} only the first N events of a stream, and no end
+                              {"events": N} only the first N events of a stream, and no end,
+                              {"surplus": TEXT} that behind it, in one piece
     "close" "reset" "half_close"
     "hang"                    wait until the client leaves
     {"delay": SECONDS}   {"gate": NAME} (until POST /control/open {"gate": NAME})
@@ -262,7 +263,7 @@ class Agent:
                 self.mini.execute_json(send_request(request))
             case {"default": how}:
                 assert request is not None, "default needs a request that was read"
-                await self.default(connection, request, how.get("bytes"), how.get("events"))
+                await self.default(connection, request, how)
             case {"close": _}:
                 connection.close()
                 raise Gone
@@ -334,21 +335,17 @@ class Agent:
         finally:
             self.seen.open_streams -= 1
 
-    async def default(
-        self, connection: Connection, request: Incoming, only: int | None, events: int | None
-    ) -> None:
+    async def default(self, connection: Connection, request: Incoming, how: dict[str, Any]) -> None:
+        only, events = how.get("bytes"), how.get("events")
         answer = self.answer(request)
         if isinstance(answer, list):
             items = [{"data": event} for event in answer[:events]]
-            if events is not None:
-                await self.sse(connection, items, end=False)
-                return
             if only is None:
-                await self.sse(connection, items, end=True)
+                await self.sse(connection, items, end=events is None)
                 return
             text = [chunk(f"data: {json.dumps(i['data'])}\r\n\r\n".encode()) for i in items]
             answer = SSE_HEAD + b"".join(text) + b"0\r\n\r\n"
-        await connection.send(answer[:only])
+        await connection.send(answer[:only] + raw(how.get("surplus", "")))
 
     # --- the correct agent ---
 

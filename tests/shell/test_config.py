@@ -709,17 +709,12 @@ def test_wrong_cards(problems, card, message):
     assert problems(f'[agents.a]\ncard = "{card}"\n') == [("agents.a.card", 2, message)]
 
 
-def test_a_card_without_scheme_is_told_of_schemes(problems, tmp_path):
-    assert problems('[agents.a]\ncard = "localhost:9000"\n') == [
-        (
-            "agents.a.card",
-            2,
-            (
-                f'file "{tmp_path}/localhost:9000": No such file or directory'
-                " (a URL begins with http:// or https://)"
-            ),
-        )
-    ]
+def test_a_card_without_scheme_is_told_of_schemes(problems):
+    ((key, line, message),) = problems('[agents.a]\ncard = "localhost:9000"\n')
+    assert (key, line) == ("agents.a.card", 2)
+    # A long path is cut, so only its ends are sure.
+    assert message.startswith('file "/')
+    assert message.endswith(": No such file or directory (a URL begins with http:// or https://)")
 
 
 def test_ports_that_the_system_chooses_do_not_collide(write):
