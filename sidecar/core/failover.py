@@ -125,16 +125,17 @@ TABLE: dict[Kind, Row] = {
 
 # --- evidence ---------------------------------------------------------------------------------
 
-# How an exchange broke: (kind if the request was written, kind if not, result).
+# How an exchange broke: (kind if the request was written, kind if not, result). What ends a dial cannot
+# end a written request; a fault that claims both is not believed.
 _BREAKS: dict[Break, tuple[Kind, Kind, str]] = {
-    Break.DNS: (Kind.NOT_DELIVERED, Kind.NOT_DELIVERED, "dial"),
-    Break.REFUSED: (Kind.NOT_DELIVERED, Kind.NOT_DELIVERED, "dial"),
-    Break.UNREACHABLE: (Kind.NOT_DELIVERED, Kind.NOT_DELIVERED, "dial"),
-    Break.CONNECT_TIMEOUT: (Kind.NOT_DELIVERED, Kind.NOT_DELIVERED, "dial"),
-    Break.PROXY: (Kind.NOT_DELIVERED, Kind.NOT_DELIVERED, "dial"),
-    Break.ADDRESS_POLICY: (Kind.NOT_DELIVERED, Kind.NOT_DELIVERED, "address_policy"),
-    Break.TLS: (Kind.NOT_DELIVERED, Kind.NOT_DELIVERED, "tls"),
-    Break.ALPN: (Kind.NOT_DELIVERED, Kind.NOT_DELIVERED, "tls"),
+    Break.DNS: (Kind.AMBIGUOUS, Kind.NOT_DELIVERED, "dial"),
+    Break.REFUSED: (Kind.AMBIGUOUS, Kind.NOT_DELIVERED, "dial"),
+    Break.UNREACHABLE: (Kind.AMBIGUOUS, Kind.NOT_DELIVERED, "dial"),
+    Break.CONNECT_TIMEOUT: (Kind.AMBIGUOUS, Kind.NOT_DELIVERED, "dial"),
+    Break.PROXY: (Kind.AMBIGUOUS, Kind.NOT_DELIVERED, "dial"),
+    Break.ADDRESS_POLICY: (Kind.AMBIGUOUS, Kind.NOT_DELIVERED, "address_policy"),
+    Break.TLS: (Kind.AMBIGUOUS, Kind.NOT_DELIVERED, "tls"),
+    Break.ALPN: (Kind.AMBIGUOUS, Kind.NOT_DELIVERED, "tls"),
     Break.CERTIFICATE_ALERT: (Kind.NOT_DELIVERED, Kind.NOT_DELIVERED, "tls"),
     Break.NOT_HTTP2: (Kind.NOT_DELIVERED, Kind.NOT_DELIVERED, "not_http2"),
     Break.REFUSED_STREAM: (Kind.NOT_DELIVERED, Kind.NOT_DELIVERED, "refused_stream"),

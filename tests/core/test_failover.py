@@ -65,6 +65,14 @@ def test_the_columns_of_the_table():
 # --- exchanges that broke ---------------------------------------------------------------------
 
 NEVER_TAKEN = {
+    Break.CERTIFICATE_ALERT: "tls",
+    Break.NOT_HTTP2: "not_http2",
+    Break.HTTP_1_1_REQUIRED: "not_http2",
+    Break.REFUSED_STREAM: "refused_stream",
+    Break.GOAWAY: "goaway",
+}
+DEPENDS_ON_WRITTEN = {
+    # Dials end before anything is written. One that claims otherwise is not believed.
     Break.DNS: "dial",
     Break.REFUSED: "dial",
     Break.UNREACHABLE: "dial",
@@ -73,13 +81,6 @@ NEVER_TAKEN = {
     Break.ADDRESS_POLICY: "address_policy",
     Break.TLS: "tls",
     Break.ALPN: "tls",
-    Break.CERTIFICATE_ALERT: "tls",
-    Break.NOT_HTTP2: "not_http2",
-    Break.HTTP_1_1_REQUIRED: "not_http2",
-    Break.REFUSED_STREAM: "refused_stream",
-    Break.GOAWAY: "goaway",
-}
-DEPENDS_ON_WRITTEN = {
     Break.RESET: "reset",
     Break.EOF: "reset",
     Break.TIMEOUT: "timeout",
