@@ -159,6 +159,7 @@ class Agent:
             connect_timeout=config.connect_timeout_seconds,
             proxy=config.proxy,
             carries_credentials=config.has_credentials,
+            on_bug=lambda error: self._bug("connection", error),
         )
         self.upstream = Upstream(
             self._connections.get,
@@ -374,12 +375,16 @@ class Agent:
                 await self._fetch(began_under)
             except Exception as error:
                 self.fetch_error = "internal error"
-                self._telemetry.internal_error("card")
-                self._log.error("internal error", where="card", agent=self.name, error=repr(error))
+                self._bug("card", error)
             self._under_way.set()
             self._under_way = None
             ticket.done.set()
             await self._pause()
+
+    def _bug(self, where: str, error: BaseException) -> None:
+        """Something of ours failed in the background: it costs no more than that."""
+        self._telemetry.internal_error(where)
+        self._log.error("internal error", where=where, agent=self.name, error=repr(error))
 
     async def _pause(self) -> None:
         """Until the next fetch: one for a client that waits for it, or one that is due."""

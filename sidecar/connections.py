@@ -40,14 +40,19 @@ class Connections:
         connect_timeout: float,
         proxy: str | None = None,
         carries_credentials: bool = False,
+        on_bug: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """`carries_credentials`: calls bring configured ones, which need TLS or a trusted host."""
+        """`carries_credentials`: calls bring configured ones, which need TLS or a trusted host.
+
+        `on_bug` hears of errors of our own in the background.
+        """
         self._dialer = dialer
         self._identity = identity
         self._header_bytes = header_bytes
         self._connect_timeout = connect_timeout
         self._proxy = proxy
         self._carries_credentials = carries_credentials
+        self._on_bug = on_bug
         self._nursery: trio.Nursery | None = None
         self._policy: AddressPolicy | None = None
         self._pools: dict[_Key, Http1Pool | Http2Pool] = {}
@@ -93,6 +98,7 @@ class Connections:
                 authority=authority,
                 header_bytes=self._header_bytes,
                 connect_timeout=self._connect_timeout,
+                on_bug=self._on_bug,
             )
         return Http1Pool(
             self._dial(origin, "http/1.1"),

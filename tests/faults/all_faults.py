@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.faults import faults_grpc, faults_http
+from tests.faults import faults_grpc, faults_http, faults_replies
 
 if TYPE_CHECKING:
     from tests.faults.faults import Fault
@@ -19,9 +19,9 @@ def all_faults() -> list[Fault]:
         *faults_grpc.ends(),
         *faults_http.statuses(),
         *faults_http.refusals(),
-        *faults_http.redirects(),
-        *faults_http.replies(),
-        *faults_http.uploads(),
+        *faults_replies.redirects(),
+        *faults_replies.replies(),
+        *faults_replies.uploads(),
         *faults_grpc.statuses(),
         *faults_grpc.refusals(),
         *faults_grpc.replies(),
