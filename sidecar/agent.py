@@ -200,12 +200,10 @@ class Agent:
 
     def _unavailable(self) -> Unavailable:
         if self.rejected is not None:
-            reasons = "; ".join(
-                f"{entry.position}: {entry.reason}" for entry in self.rejected.ineligible
-            )
             return Unavailable(
                 "NO_ELIGIBLE_INTERFACE",
-                f"the card of agent {self.name} has no interface that can be used ({reasons})",
+                f"the card of agent {self.name} has no interface that can be used"
+                f" ({_why_none(self.rejected)})",
             )
         return Unavailable(
             "CARD_UNAVAILABLE",
@@ -325,14 +323,7 @@ class Agent:
         self._validators = old._validators
         self._contradiction_logged = old._contradiction_logged
         before = old.generation
-        selection = failover.Selection(len(card.candidates))
-        if before is not None:
-            selection = failover.carried_over(
-                [one.identity for one in before.candidates],
-                before.selection,
-                [one.identity for one in card.candidates],
-            )
-        self.generation = Generation(before.number + 1 if before else 1, card, selection)
+        self.generation = _generation_after(before, card)
         if before is None or not cards.same_candidates(before.card, card):
             self._announce(card)
 
@@ -444,8 +435,7 @@ class Agent:
     def _install(self, card: Card, fetched: FetchedCard) -> None:
         if not card.candidates:
             self.rejected = card
-            reasons = "; ".join(f"{e.position}: {e.reason}" for e in card.ineligible) or "none"
-            self._failed("rejected", f"no eligible interface ({reasons})")
+            self._failed("rejected", f"no eligible interface ({_why_none(card) or 'none'})")
             return
         self.fetch_error = ""
         self.rejected = None
@@ -458,16 +448,10 @@ class Agent:
             old.card = card
             self._connections.use(card, self._policy(fetched).addresses)
             return
-        selection = failover.Selection(len(card.candidates))
         if old is not None:
-            selection = failover.carried_over(
-                [i.identity for i in old.candidates],
-                old.selection,
-                [i.identity for i in card.candidates],
-            )
             self._telemetry.card_change(self.name)
         self._throttle.reset()
-        self.generation = Generation(old.number + 1 if old else 1, card, selection)
+        self.generation = _generation_after(old, card)
         self._connections.use(card, self._policy(fetched).addresses)
         self._announce(card)
 
@@ -500,6 +484,21 @@ class Agent:
             self._contradiction_logged = card.contradiction
             self._telemetry.card_contradiction(self.name)
             self._log.warning("card contradicts itself", agent=self.name, how=card.contradiction)
+
+
+def _generation_after(before: Generation | None, card: Card) -> Generation:
+    if before is None:
+        return Generation(1, card, failover.Selection(len(card.candidates)))
+    selection = failover.carried_over(
+        [one.identity for one in before.candidates],
+        before.selection,
+        [one.identity for one in card.candidates],
+    )
+    return Generation(before.number + 1, card, selection)
+
+
+def _why_none(card: Card) -> str:
+    return "; ".join(f"{entry.position}: {entry.reason}" for entry in card.ineligible)
 
 
 def _who(agent: Agent) -> tuple[object, ...]:

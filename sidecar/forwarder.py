@@ -17,7 +17,7 @@ from sidecar.agent import Unavailable
 from sidecar.core import errors, failover, tenant
 from sidecar.core.convert import InvalidMessage
 from sidecar.core.stream_state import StreamState
-from sidecar.core.types import Attempt, Kind, Phase
+from sidecar.core.types import Attempt, Kind
 from sidecar.credentials import CredentialsUnavailable
 from sidecar.result import CallerGone, Result
 from sidecar.upstream import Ended
@@ -400,31 +400,26 @@ class _Passage:
 
     def _caller_ended(self, message: str) -> Result:
         """The caller left, or its deadline passed, whether or not an attempt was under way."""
-        written = False
-        if self._interface is not None:
-            progress = self._progress
-            written = progress.written
-            self._record(failover.ended_by_caller(written=written, phase=progress.phase))
-        ended = failover.ended_by_caller(written=written, phase=Phase.DIALING)
+        ended = self._end_under_way(failover.ended_by_caller)
         return self._own_error("DEADLINE_EXCEEDED", message, outcome=ended)
 
     def _ended_by_bug(self) -> Result:
-        ended = self._end_locally()
+        ended = self._end_under_way(failover.ended_locally)
         return self._own_error("INTERNAL", "internal error of the sidecar", outcome=ended)
 
     def _drained(self) -> Result:
         """The time that a stopping daemon, listener or agent gives its calls is over."""
-        ended = self._end_locally()
+        ended = self._end_under_way(failover.ended_locally)
         reason = "DELIVERY_UNKNOWN" if ended.written else "DRAINING"
         self._was_drained = True
         return self._own_error(reason, "the sidecar stops serving this call", outcome=ended)
 
-    def _end_locally(self) -> Outcome:
-        """The attempt under way, if there is one, ends on our side."""
+    def _end_under_way(self, ended_by: Callable[..., Outcome]) -> Outcome:
+        """How the call ended on our side; so did the attempt under way, if there is one."""
+        under_way = self._interface is not None
         progress = self._progress
-        written = self._interface is not None and progress.written
-        ended = failover.ended_locally(written=written, phase=progress.phase)
-        if self._interface is not None:
+        ended = ended_by(written=under_way and progress.written, phase=progress.phase)
+        if under_way:
             self._record(ended)
         return ended
 

@@ -8,13 +8,13 @@ is what nothing executed: a redial (in the pools), one same-origin 307/308, and
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+from typing import TYPE_CHECKING, TypeVar, assert_never
 from urllib.parse import urljoin, urlsplit
 
 import trio
 
 from sidecar import __version__
-from sidecar.core import convert, grpc, http_json, jsonrpc, relay
+from sidecar.core import convert, grpc, http_common, http_json, jsonrpc, relay
 from sidecar.core.http_common import SSE_TYPE, media_type
 from sidecar.core.payload import PayloadError
 from sidecar.core.spec import SUBSCRIBE_TO_TASK, Binding, Operation
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from sidecar.core.types import Broken, Call, Interface
     from sidecar.wire.exchange import Exchange, Pool
 
+_EventReader = grpc.EventReader | http_common.EventReader
 _T = TypeVar("_T")
 
 # Above this, conversion between JSON and protobuf leaves the loop (about 1 ms of work).
@@ -357,9 +358,6 @@ class _Attempt:
         return Ended(facts=facts, detail=broken.detail or broken.cause.name.lower())
 
 
-_EventReader = Any  # http_common.EventReader or grpc.EventReader: feed() alike, end() not
-
-
 class UpstreamStream:
     """An opened stream: its first event is there, the next are pulled one by one."""
 
@@ -370,9 +368,8 @@ class UpstreamStream:
         self._exchange = exchange
         self._reader = reader
         self._limit = limit
-        self._waiting: list[Reply] = []
         self._charged = 0
-        """Bytes read for events that were not all taken yet."""
+        """Bytes read for events, or parts of them, that were not taken yet."""
         self._ended: Ended | None = None
         self._events = 0
         self.first: list[Reply]
@@ -381,20 +378,20 @@ class UpstreamStream:
 
     async def receive(self) -> list[Reply] | Ended:
         """The next events, those that came in one read; or how the stream ended."""
-        if not self._waiting and self._charged:
+        if self._charged:
             self._attempt.let_go(self._charged)
             self._charged = 0
-        while not self._waiting:
+        waiting: list[Reply] = []
+        while not waiting:
             if self._ended is not None:
                 return self._ended
             try:
-                await self._pull()
+                waiting = await self._pull()
             except ExchangeBroken as error:
                 self._ended = self._attempt.ended_broken(error.broken)
             except (EventTooLarge, grpc.MessageTooLarge) as error:
                 broken = self._attempt.progress.broken(Break.TOO_LARGE, detail=str(error)).broken
                 self._ended = self._attempt.ended_broken(broken)
-        waiting, self._waiting = self._waiting, []
         events: list[Reply] = []
         for one in waiting:
             event = await self._attempt.in_callers_form(one)
@@ -406,28 +403,29 @@ class UpstreamStream:
             self._events += 1
         return events
 
-    async def _pull(self) -> None:
+    async def _pull(self) -> list[Reply]:
+        """The events of the next read, none when it completes none; at the end, set `_ended`."""
         if self._reader is None:
             self._ended = self._clean_end([])
-            return
+            return []
         data = await self._exchange.receive()
         if data:
             self._attempt.progress.phase = Phase.RECEIVING
             self._charged += len(data)
             await self._attempt.hold(len(data))
-            self._waiting = self._reader.feed(data)
-            return
+            return self._reader.feed(data)
         trailers = self._exchange.trailers
-        if self._attempt.interface.binding is Binding.GRPC:
+        if isinstance(self._reader, grpc.EventReader):
             end = self._reader.end(trailers)
             if end.grpc_status == 0 and not end.malformed:
                 self._ended = self._clean_end(trailers)
             else:
                 self._ended = self._ended_replied(end, relay.reply_headers(trailers))
-            return
-        self._waiting = self._reader.end()
-        if not self._waiting:
+            return []
+        last = self._reader.end()
+        if not last:
             self._ended = self._clean_end(trailers)
+        return last
 
     def _clean_end(self, trailers: Headers) -> Ended:
         none = "" if self._events or self._reader is None else "the stream ended before any event"
