@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import httpx
 
     from sidecar.config import Config
-    from sidecar.core.types import Interface
+    from sidecar.core.types import Headers, Interface
     from sidecar.discovery import FetchedCard
     from sidecar.wire.fetch import Fetched
 
@@ -102,10 +102,17 @@ async def _look(agent: AgentConfig) -> _Found:
             rng=random.SystemRandom(),
             trusted_hosts=frozenset(agent.trusted_hosts),
         )
+        headers: Headers = []
+        unavailable: CredentialsUnavailable | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(credentials.run)
-            headers = await credentials.headers()
+            try:
+                headers = await credentials.headers()
+            except CredentialsUnavailable as error:
+                unavailable = error  # raised outside: a nursery would wrap it in a group
             nursery.cancel_scope.cancel()
+        if unavailable is not None:
+            raise unavailable
     finally:
         log.close()
     source = CardSource(resolve_source(agent.card, agent.card_exact), http(""))

@@ -479,8 +479,8 @@ def _same_origin_target(interface: Interface, request: Request, head: ReplyHead)
     if not location or interface.binding is Binding.GRPC:
         return None
     scheme = "https" if interface.tls else "http"
-    url = urlsplit(urljoin(f"{scheme}://{interface.address}{request.target}", location))
     try:
+        url = urlsplit(urljoin(f"{scheme}://{interface.address}{request.target}", location))
         port = url.port or (443 if url.scheme == "https" else 80)
     except ValueError:
         return None

@@ -62,6 +62,12 @@ def redirects() -> list[Fault]:
                     **common,
                 ),
                 Fault(
+                    name=f"{status} to what is no URL",
+                    script=(step("http://["),),
+                    ending=elsewhere,
+                    **common,
+                ),
+                Fault(
                     name=f"{status} without a location",
                     script=(reply(status),),
                     ending=elsewhere,

@@ -107,6 +107,19 @@ def test_signatures_and_the_pin(explain, tmp_path):
     assert found["sha256"] in found["rejected"]
 
 
+def test_a_secret_that_cannot_be_had_is_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("A2A_TEST_MISSING", raising=False)
+    path = write_card(tmp_path, CARD)
+    file = tmp_path / "config.toml"
+    file.write_text(
+        f'[agents.a]\ncard = "{path}"\n'
+        '[agents.a.discovery_auth]\nheaders = { X-Key = "env:A2A_TEST_MISSING" }\n',
+        "utf-8",
+    )
+    assert main(["explain", "a", "--config", str(file)]) == 1
+    assert capsys.readouterr().err == "a: env:A2A_TEST_MISSING: empty or not set\n"
+
+
 def test_what_cannot_be_explained(capsys):
     assert main(["explain", "/nowhere/card.json"]) == 1
     assert "is not an agent, a card's URL or a file" in capsys.readouterr().err
