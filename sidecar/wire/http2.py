@@ -335,6 +335,7 @@ class Http2Connection(Link):
                 )
             except UnsendableHeader as error:
                 self._fail(exchange, Break.LOCAL, detail=str(error))
+                self._changed()
                 continue
             self._streams[exchange.id] = exchange
             self._begun.append(exchange)

@@ -641,6 +641,17 @@ async def test_a_header_that_cannot_travel_is_a_local_fault(autojump_clock):
         assert (await asked.head()).status == 200
 
 
+async def test_a_header_that_cannot_travel_holds_up_no_connection_that_leaves(autojump_clock):
+    async with rigged(start=False) as rig:
+        asked = rig.ask(Request("POST", "/", [("x", "a\nb")], b""))
+        await settle()
+        rig.connection.leave()
+        await rig.peer.start()
+        assert (await asked.broken()).cause is Break.LOCAL
+        with trio.fail_after(1):
+            await rig.over.wait()
+
+
 async def test_closing_an_exchange_early_resets_it(autojump_clock):
     async with rigged() as rig:
         asked = rig.ask()
