@@ -90,7 +90,7 @@ class Http2Exchange(Flow):
     head: ReplyHead
 
     def __init__(self, connection: Http2Connection, request: Request, progress: Progress) -> None:
-        super().__init__()
+        super().__init__(connection)
         self._connection = connection
         self.request: Request | None = request
         """Until it is begun: a stream may last for hours, and its request be large."""
@@ -101,17 +101,10 @@ class Http2Exchange(Flow):
         self.interims = 0
         self.failure: ExchangeBroken | NotBegun | None = None
 
-    async def receive(self) -> bytes:
-        """See `Exchange.receive`."""
-        while True:
-            if data := self.take():
-                self._connection.credit(self, len(data))
-                return data
-            if self.ended:
-                return b""
-            if self.failure is not None:
-                raise self.failure
-            await self.changed()
+    def check(self) -> None:
+        """Raise its failure, if it has one."""
+        if self.failure is not None:
+            raise self.failure
 
     async def aclose(self) -> None:
         """See `Exchange.aclose`."""
@@ -284,20 +277,12 @@ class Http2Connection(Link):
         self.wake()
         try:
             while not exchange.answered:
-                if exchange.failure is not None:
-                    raise exchange.failure
+                exchange.check()
                 await exchange.changed()
         except trio.Cancelled:
             self.cancel(exchange)
             raise
         return exchange
-
-    def credit(self, exchange: Http2Exchange, count: int) -> None:
-        """`count` bytes of the reply were taken."""
-        if not exchange.ended:
-            self._engine.credit(exchange.id, count)
-            if self._engine.pending:
-                self.wake()
 
     def cancel(self, exchange: Http2Exchange) -> None:
         """End an exchange early; does nothing to one that has ended."""
@@ -343,8 +328,8 @@ class Http2Connection(Link):
             exchange.progress.phase = Phase.SENDING
             if request.body:
                 exchange.outgoing = memoryview(request.body)
-                exchange.end = exchange.in_turn = True
-                self._turns.append(exchange)
+                exchange.end = True
+                self.enqueue(exchange)
             else:
                 self._complete.append(exchange)
             if exchange.id >= MAX_STREAM_ID - 1:

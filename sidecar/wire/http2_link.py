@@ -5,9 +5,11 @@ bytes on a stream, and wakes the writer, which then runs once for all that was q
 step. So a cancelled task never owns half a frame.
 """
 
+# ruff: noqa: B027 - what a role may leave out is no abstract method
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -45,12 +47,13 @@ def _lost(error: WireBroken) -> Lost:
     return Lost(Break.RESET if error.cause is Break.TLS else error.cause, error.detail)
 
 
-class Flow:
+class Flow(ABC):
     """The two directions of one stream."""
 
     __slots__ = (
         "_drained",
         "_input",
+        "_link",
         "_readable",
         "end",
         "ended",
@@ -60,7 +63,8 @@ class Flow:
         "outgoing",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self.id = 0
         self.outgoing = _NOTHING
         """Bytes of our body that are not in the engine yet."""
@@ -91,6 +95,21 @@ class Flow:
         self._input = []
         return data
 
+    @abstractmethod
+    def check(self) -> None:
+        """Raise if it is over before its time."""
+
+    async def receive(self) -> bytes:
+        """The next bytes of the peer's body, b'' at its end; raises as `check` does."""
+        while True:
+            if data := self.take():
+                self._link.credit(self, len(data))
+                return data
+            if self.ended:
+                return b""
+            self.check()
+            await self.changed()
+
     def notify(self) -> None:
         """Something changed for the one that waits for input."""
         if self._readable is not None:
@@ -117,7 +136,7 @@ class Flow:
         await self._drained.wait()
 
 
-class Link:
+class Link(ABC):
     """One connection; the roles derive from it."""
 
     def __init__(
@@ -148,9 +167,9 @@ class Link:
 
     # --- for the roles ------------------------------------------------------------------------
 
+    @abstractmethod
     def _handle(self, event: Event) -> None:
         """What the peer did; PeerSettings and Window have been seen to."""
-        raise NotImplementedError
 
     def _heard(self, now: float) -> None:
         """Bytes came in."""
@@ -170,9 +189,9 @@ class Link:
     def _deaf(self) -> None:
         """No more can be sent; for a moment the peer is still listened to."""
 
+    @abstractmethod
     def _ended(self, lost: Lost) -> None:
         """The connection is over: end what is left on it. May come twice."""
-        raise NotImplementedError
 
     # --- output -------------------------------------------------------------------------------
 
@@ -205,6 +224,13 @@ class Link:
             if self._space is None:
                 self._space = trio.Event()
             await self._space.wait()
+
+    def credit(self, flow: Flow, count: int) -> None:
+        """`count` bytes of the peer's body were taken."""
+        if not flow.ended:
+            self._engine.credit(flow.id, count)
+            if self._engine.pending:
+                self.wake()
 
     def enqueue(self, flow: Flow) -> None:
         """Let the writer send `flow.outgoing` as the windows allow."""

@@ -17,8 +17,9 @@ import trio
 from sidecar.core.types import Break, Phase
 from sidecar.wire.exchange import ExchangeBroken
 from sidecar.wire.http2 import KEEPALIVE_SECONDS, Http2Connection, NotBegun
+from sidecar.wire.http2_link import Lost
 from sidecar.wire.net import DialError
-from sidecar.wire.sockets import WireBroken, describe
+from sidecar.wire.sockets import describe
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -53,14 +54,6 @@ class PoolStatistics:
         return self.connections + self.leaving
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """A dial that brought no connection."""
-
-    cause: Break
-    detail: str
-
-
 class _Waiter:
     """A call that waits for a place on a connection."""
 
@@ -74,7 +67,7 @@ class _Waiter:
         """Where a place is reserved."""
         self.fresh = False
         """It was dialled while this call waited."""
-        self.failure: _Failure | None = None
+        self.failure: Lost | None = None
 
 
 class Http2Pool:
@@ -112,7 +105,7 @@ class Http2Pool:
         self._keepalive_seconds = KEEPALIVE_SECONDS
 
     def statistics(self) -> PoolStatistics:
-        """Numbers for metrics and `/status`."""
+        """Numbers for `/status`, and for tests."""
         leaving = sum(each.leaving for each in self._connections)
         return PoolStatistics(
             connections=len(self._connections) - leaving,
@@ -262,7 +255,7 @@ class Http2Pool:
             result = await self._connect()
         finally:
             self._dialing = False
-        if isinstance(result, _Failure):
+        if isinstance(result, Lost):
             for waiter in self._waiters:
                 waiter.failure = result
                 waiter.event.set()
@@ -279,18 +272,18 @@ class Http2Pool:
         for waiter in self._waiters:
             waiter.event.set()  # to look at the clock again, now that no dial runs
 
-    async def _connect(self) -> Http2Connection | _Failure:
+    async def _connect(self) -> Http2Connection | Lost:
         """Dial and wait for the peer's SETTINGS."""
         connection: Http2Connection | None = None
         with trio.CancelScope(deadline=trio.current_time() + self._connect_timeout):
             try:
                 wire = await self._dial()
-            except (DialError, WireBroken) as error:
-                return _Failure(error.cause, error.detail)
+            except DialError as error:
+                return Lost(error.cause, error.detail)
             except Exception as error:
                 if self._on_bug is not None:
                     self._on_bug(error)
-                return _Failure(Break.LOCAL, describe(error))
+                return Lost(Break.LOCAL, describe(error))
             connection = Http2Connection(
                 wire,
                 scheme=self._scheme,
@@ -303,12 +296,11 @@ class Http2Pool:
             self._nursery.start_soon(self._carry, connection)
             await connection.settled.wait()
             # one that leaves as it comes has failed those who wait: to dial again might never end
-            refusal = connection.refusal
-            return connection if refusal is None else _Failure(refusal.cause, refusal.detail)
+            return connection.refusal or connection
         if connection is not None:
             connection.abort(Break.CONNECT_TIMEOUT, "no SETTINGS in time")
-            return _Failure(Break.CONNECT_TIMEOUT, "no SETTINGS in time")
-        return _Failure(Break.CONNECT_TIMEOUT, "no connection in time")
+            return Lost(Break.CONNECT_TIMEOUT, "no SETTINGS in time")
+        return Lost(Break.CONNECT_TIMEOUT, "no connection in time")
 
     async def _carry(self, connection: Http2Connection) -> None:
         await connection.run()

@@ -82,7 +82,7 @@ class ServerStream(Flow):
     __slots__ = ("_connection", "_why", "gone", "headers", "replied")
 
     def __init__(self, connection: Http2ServerConnection, event: Head) -> None:
-        super().__init__()
+        super().__init__(connection)
         self.id = event.stream_id
         self.ended = event.end
         self.headers: Headers = event.headers
@@ -93,17 +93,6 @@ class ServerStream(Flow):
         """The reply is complete."""
         self._connection = connection
         self._why: StreamGone | None = None
-
-    async def receive(self) -> bytes:
-        """The next bytes of the request's body, b'' at its end."""
-        while True:
-            if data := self.take():
-                self._connection.credit(self, len(data))
-                return data
-            if self.ended:
-                return b""
-            self.check()
-            await self.changed()
 
     async def send_headers(self, headers: Headers) -> None:
         """Send the reply's headers, ``:status`` first."""
@@ -236,12 +225,6 @@ class Http2ServerConnection(Link):
             self.close()
 
     # --- for the streams ----------------------------------------------------------------------
-
-    def credit(self, stream: ServerStream, count: int) -> None:
-        """`count` bytes of the request were taken."""
-        self._engine.credit(stream.id, count)
-        if self._engine.pending:
-            self.wake()
 
     async def send_headers(self, stream: ServerStream, headers: Headers, *, end: bool) -> None:
         """Queue a header block of a reply."""
@@ -387,15 +370,3 @@ class Http2ServerConnection(Link):
 def _is_gone(error: Exception) -> bool:
     """Whether tasks of a handler ended with nothing but StreamGone."""
     return isinstance(error, ExceptionGroup) and error.split(StreamGone)[1] is None
-
-
-async def serve_http2(
-    wire: Wire,
-    handler: Callable[[ServerStream], Awaitable[None]],
-    *,
-    limits: Http2Limits,
-    initial: bytes = b"",
-    on_bug: Callable[[BaseException], None] | None = None,
-) -> None:
-    """Serve one connection to its end; see `Http2ServerConnection` for one that can be drained."""
-    await Http2ServerConnection(wire, handler, limits=limits, on_bug=on_bug).serve(initial)

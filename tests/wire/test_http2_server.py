@@ -31,7 +31,6 @@ from sidecar.wire.http2_server import (
     Http2ServerConnection,
     ServerStream,
     StreamGone,
-    serve_http2,
 )
 from tests.wire.h2_peer import (
     CONTINUATION,
@@ -168,7 +167,7 @@ async def test_bytes_that_were_read_before_are_taken_first(autojump_clock):
         peer.h2.send_headers(1, REQUEST, end_stream=True)
         first = peer.h2.data_to_send()
         limits = Http2Limits(max_streams=7)
-        nursery.start_soon(lambda: serve_http2(ours, echo, limits=limits, initial=first))
+        nursery.start_soon(lambda: Http2ServerConnection(ours, echo, limits=limits).serve(first))
         changed = await peer.expect(RemoteSettingsChanged)
         assert changed.changed_settings[3].new_value == 7
         await peer.ended(1)
@@ -694,7 +693,7 @@ async def test_a_caller_who_leaves_is_noticed_by_the_handler(autojump_clock):
     ours, theirs = memory_wire_pair()
     async with trio.open_nursery() as nursery:
         limits = Http2Limits(max_streams=100)
-        nursery.start_soon(lambda: serve_http2(theirs, handler, limits=limits))
+        nursery.start_soon(lambda: Http2ServerConnection(theirs, handler, limits=limits).serve())
         client = Http2Connection(ours, scheme="http", authority="a", header_bytes=65536)
         nursery.start_soon(client.run)
         await client.settled.wait()
