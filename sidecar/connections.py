@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sidecar.core.addresses import names_host, reaches_loopback
+from sidecar.core.interface_url import default_port
 from sidecar.core.spec import Binding
 from sidecar.core.types import Break
 from sidecar.wire.http1_pool import Http1Pool
@@ -88,7 +89,7 @@ class Connections:
     def _make(self, origin: Origin, http2: bool) -> Http1Pool | Http2Pool:
         assert self._nursery is not None  # an agent runs before it is called
         authority = str(origin)
-        if origin.port == (443 if origin.tls else 80):
+        if origin.port == default_port(tls=origin.tls):
             authority = authority.rpartition(":")[0]
         if http2:
             return Http2Pool(

@@ -211,7 +211,7 @@ def _card_of(reply: Fetched, validators: Validators, note: str) -> FetchedCard:
 def _card_bytes(reply: Fetched) -> bytes:
     """The body as a JSON object. Its content type does not matter, unless it says HTML."""
     content_type = reply.content_type or "no content type"
-    where = f"{_plain(reply.url)} answered {reply.status} with {content_type}"
+    where = f"{without_query(reply.url)} answered {reply.status} with {content_type}"
     if reply.status != 200:
         hint = ": check discovery_auth" if reply.status in {401, 403} else ""
         raise CardFetchError(f"{where}, not with a card{hint}", status=reply.status)
@@ -251,7 +251,7 @@ def _max_age(headers: Headers) -> float:
     return float(min(int(digits), _LONGEST_AGE) if len(digits) < 12 else _LONGEST_AGE)
 
 
-def _plain(url: str) -> str:
+def without_query(url: str) -> str:
     """`url` without its query, where secrets may be."""
     return url.partition("?")[0].partition("#")[0]
 

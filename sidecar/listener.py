@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from sidecar.config import SystemdAddress, TcpAddress, UnixAddress
+from sidecar.wire.h2_frames import PREFACE
 
 if TYPE_CHECKING:
     from sidecar.config import Address
@@ -25,9 +26,6 @@ _BACKLOG = 1024
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _ACCEPT_PAUSE_SECONDS = 0.1
 _TELL_AGAIN_SECONDS = 60.0
-
-_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_TLS_HANDSHAKE = 0x16
 
 
 class Receiver(Protocol):
@@ -188,11 +186,6 @@ class Listener:
         self._inode = None
 
 
-def is_tls(first: bytes) -> bool:
-    """A TLS handshake record."""
-    return first[:1] == bytes([_TLS_HANDSHAKE])
-
-
 def is_http2(first: bytes) -> bool:
     """The beginning of the HTTP/2 connection preface (RFC 9113 3.4)."""
-    return bool(first) and _HTTP2_PREFACE.startswith(first[: len(_HTTP2_PREFACE)])
+    return bool(first) and PREFACE.startswith(first[: len(PREFACE)])

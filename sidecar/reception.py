@@ -14,12 +14,12 @@ from sidecar.core import errors
 from sidecar.core.types import Break
 from sidecar.doors.grpc import GrpcDoor
 from sidecar.doors.http import HttpDoor
-from sidecar.listener import is_http2, is_tls
+from sidecar.listener import is_http2
 from sidecar.wire.http1_request import error_head
 from sidecar.wire.http1_server import Connections, Http1Limits, serve_http1
 from sidecar.wire.http2_server import Http2Limits, Http2ServerConnection
 from sidecar.wire.sockets import SocketWire, WireBroken, is_reserved
-from sidecar.wire.tls import accept_tls
+from sidecar.wire.tls import accept_tls, is_tls
 
 if TYPE_CHECKING:
     import ssl

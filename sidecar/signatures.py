@@ -25,6 +25,7 @@ from sidecar.core.addresses import names_host, reaches_loopback, same_host
 from sidecar.core.card import CardError
 from sidecar.core.card_json import shown_text
 from sidecar.core.card_signing import signed_card
+from sidecar.discovery import without_query
 from sidecar.wire.fetch import FetchError
 
 if TYPE_CHECKING:
@@ -108,8 +109,10 @@ class Vetting:
         except FetchError as error:
             raise _Unverified(f"its key set: {error}") from None
         if reply.status != 200:
-            raise _Unverified(f"its key set {shown_text(_plain(jku))} answered {reply.status}")
-        return _parse_keys(reply.body.decode("utf-8", "replace"), shown_text(_plain(jku)))
+            raise _Unverified(
+                f"its key set {shown_text(without_query(jku))} answered {reply.status}"
+            )
+        return _parse_keys(reply.body.decode("utf-8", "replace"), shown_text(without_query(jku)))
 
     def _check_jku(self, jku: str, fetched: FetchedCard) -> None:
         """A key set is as good as where it came from: the card's own host, over TLS."""
@@ -128,10 +131,6 @@ class Vetting:
                 f"its key set is on {shown_text(host)}, which is neither the card's host nor named"
                 " in trusted_hosts"
             )
-
-
-def _plain(url: str) -> str:
-    return url.partition("?")[0].partition("#")[0]
 
 
 # --- one signature ------------------------------------------------------------------------------

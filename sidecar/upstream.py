@@ -16,6 +16,7 @@ import trio
 from sidecar import __version__
 from sidecar.core import convert, grpc, http_common, http_json, jsonrpc, relay
 from sidecar.core.http_common import SSE_TYPE, media_type
+from sidecar.core.interface_url import default_port
 from sidecar.core.payload import PayloadError
 from sidecar.core.spec import SUBSCRIBE_TO_TASK, Binding, Operation
 from sidecar.core.sse import EventTooLarge
@@ -481,7 +482,7 @@ def _same_origin_target(interface: Interface, request: Request, head: ReplyHead)
     scheme = "https" if interface.tls else "http"
     try:
         url = urlsplit(urljoin(f"{scheme}://{interface.address}{request.target}", location))
-        port = url.port or (443 if url.scheme == "https" else 80)
+        port = url.port or default_port(tls=url.scheme == "https")
     except ValueError:
         return None
     if (url.scheme, (url.hostname or "").lower(), port) != (scheme, interface.host, interface.port):

@@ -102,7 +102,9 @@ def _http(scheme: str, authority: str, path: str, rest: str) -> Endpoint:
         raise UrlError("the url has a query or a fragment")
     host, port = _host_and_port(authority)
     tls = scheme == "https"
-    return Endpoint(tls=tls, host=host, port=_default_port(tls=tls, port=port), path=path)
+    return Endpoint(
+        tls=tls, host=host, port=default_port(tls=tls) if port is None else port, path=path
+    )
 
 
 def _grpc(scheme: str, authority: str, path: str, rest: str) -> Endpoint:
@@ -139,9 +141,8 @@ def _host_and_port(authority: str) -> tuple[str, int | None]:
     return host, int(port)
 
 
-def _default_port(*, tls: bool, port: int | None) -> int:
-    if port is not None:
-        return port
+def default_port(*, tls: bool) -> int:
+    """The port of a URL that names none."""
     return 443 if tls else 80
 
 
@@ -154,5 +155,7 @@ def _comparable(url: str) -> tuple[object, ...]:
     except UrlError:
         return (url,)
     tls = _TLS_OF_SCHEME.get(scheme)
-    place = (scheme, port) if tls is None else (tls, _default_port(tls=tls, port=port))
+    place = (
+        (scheme, port) if tls is None else (tls, default_port(tls=tls) if port is None else port)
+    )
     return (*place, host, "" if path == "/" else path, rest)

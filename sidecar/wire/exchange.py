@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from sidecar.core.types import Broken, Phase
 
@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from sidecar.core.types import Break, Headers, ReplyHead, Request
+
+
+MAX_INTERIM: Final = 16
+"""Interim replies (1xx) to one request; more are malformed."""
 
 
 @dataclass(slots=True)

@@ -20,6 +20,8 @@ import httpx
 import trio
 
 from sidecar import __version__
+from sidecar.core.interface_url import default_port
+from sidecar.core.types import header
 from sidecar.wire.net import DialError, Origin, WireBroken, is_numeric
 
 if TYPE_CHECKING:
@@ -75,7 +77,7 @@ class Fetched:
     @property
     def content_type(self) -> str:
         """As sent, '' without one."""
-        return next((value for name, value in self.headers if name == "content-type"), "")
+        return header(self.headers, "content-type") or ""
 
 
 # --- httpx on the dialer ------------------------------------------------------------------------
@@ -335,7 +337,7 @@ def _limit(seconds: float | None) -> AbstractContextManager[trio.CancelScope]:
 
 
 def _port(url: httpx.URL) -> int:
-    return url.port or (443 if url.scheme == "https" else 80)
+    return url.port or default_port(tls=url.scheme == "https")
 
 
 # --- one bounded fetch --------------------------------------------------------------------------

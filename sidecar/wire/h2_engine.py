@@ -1,8 +1,8 @@
 """The HTTP/2 engine on h2: the only module that knows h2, hpack and hyperframe.
 
 Of h2 it uses settings, stream states, both windows and the header decoder. Frames are split and
-dispatched here, because h2 itself closes at the first frames.GOAWAY of either side, loses the events that
-came before an error in the same read, answers late frames of cancelled streams with frames.RST_STREAM one
+dispatched here, because h2 itself closes at the first GOAWAY of either side, loses the events that
+came before an error in the same read, answers late frames of cancelled streams with RST_STREAM one
 by one, and waits for megabytes before it notices that the peer does not speak HTTP/2.
 """
 
@@ -264,7 +264,7 @@ class H2Engine(H2Connection):
     def _fail(self, code: int, detail: str, *, not_http2: bool = False) -> None:
         self._failed = True
         self._rest = b""
-        self.streams.clear()  # so that nothing can follow the frames.GOAWAY
+        self.streams.clear()  # so that nothing can follow the GOAWAY
         if not not_http2:
             self.send_goaway(self.highest_inbound_stream_id, code)
         self._events.append(Failed(code, detail, not_http2))
@@ -318,10 +318,10 @@ class H2Engine(H2Connection):
         handler = self._handlers.get(kind)
         if handler is not None:
             handler(flags, stream_id, body)
-        elif kind == 5:
+        elif kind == frames.PUSH_PROMISE:
             raise frames.PeerError(codes.PROTOCOL_ERROR, "PUSH_PROMISE")
         else:
-            self._count_noise()  # frames.PRIORITY, and types that are to be ignored (RFC 9113 5.5)
+            self._count_noise()  # PRIORITY, and types that are to be ignored (RFC 9113 5.5)
 
     def _count_noise(self) -> None:
         """Frames that cost us work and carry nothing, less one for each that carried something.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import httptools
 
 from sidecar.core.types import ReplyHead, header
+from sidecar.wire.exchange import MAX_INTERIM
 
 if TYPE_CHECKING:
     from sidecar.core.types import Headers, Request
@@ -23,9 +24,6 @@ HEAD_END: Final = b"\r\n\r\n"
 
 _VERSION: Final = b"HTTP/1."
 """llhttp also takes 0.9 and 2.0, RTSP and ICE."""
-
-_MOST_INTERIM: Final = 16
-"""1xx replies before a final one."""
 
 _FRAMING: Final = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade"}
@@ -315,8 +313,8 @@ class ReplyReader:
             raise Malformed("101 that nobody asked for" if status == 101 else "no end of the head")
         if status < 200:
             self._interim += 1
-            if self._interim > _MOST_INTERIM:
-                raise Malformed(f"more than {_MOST_INTERIM} interim replies")
+            if self._interim > MAX_INTERIM:
+                raise Malformed(f"more than {MAX_INTERIM} interim replies")
             return
         self.keep_alive = incoming.keep_alive
         self.head = ReplyHead(status, incoming.headers)

@@ -25,6 +25,7 @@ from sidecar.wire.http1_request import (
 )
 from sidecar.wire.http1_watch import Connections, State, Watch
 from sidecar.wire.net import WireBroken
+from sidecar.wire.tls import is_tls
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -51,7 +52,6 @@ __all__ = [
 ]
 
 _GOODBYE_SECONDS: Final = 1.0
-_TLS_HANDSHAKE: Final = 0x16
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -255,7 +255,7 @@ class _Connection:
                 return b""
         else:
             data = self._take_ahead()
-        if data[0] == _TLS_HANDSHAKE:
+        if is_tls(data):
             self._cut = True
             return b""
         found = data.find(HEAD_END)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from sidecar.core.types import Break, Phase, ReplyHead
+from sidecar.wire.exchange import MAX_INTERIM
 from sidecar.wire.h2_engine import H2Engine
 from sidecar.wire.http2_engine import (
     CANCEL,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from sidecar.wire.http2_engine import Event
     from sidecar.wire.sockets import Wire
 
-MAX_INTERIM: Final = 16
 
 IDLE_DOUBT_SECONDS: Final = 10.0
 """A connection idle for longer is asked for a sign of life before a request is put on it."""

@@ -45,6 +45,11 @@ _CERTIFICATE_ALERTS: Final = frozenset(
 """Alerts that are about our certificate (RFC 8446 6.2), as OpenSSL names them."""
 
 
+def is_tls(first: bytes) -> bool:
+    """Whether what a peer sends begins with a TLS handshake record (RFC 8446 5.1)."""
+    return first[:1] == b"\x16"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsIdentity:
     """How one agent is verified and who we are to it. '' leaves a member out.

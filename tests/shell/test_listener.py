@@ -13,8 +13,9 @@ import pytest
 import trio
 
 from sidecar.config import TcpAddress, UnixAddress
-from sidecar.listener import BindError, Listener, address_of, bind, is_http2, is_tls
+from sidecar.listener import BindError, Listener, address_of, bind, is_http2
 from sidecar.logs import Log
+from sidecar.wire.tls import is_tls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
