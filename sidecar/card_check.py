@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import trio
 
 from sidecar.check import Declared, declared_interfaces, elsewhere_clause
 from sidecar.core.addresses import reaches_loopback, same_host
-from sidecar.core.card import BINDING_NAMES
+from sidecar.core.card import BINDING_NAMES, version_number
 from sidecar.core.card_json import as_object, member, shown_text
 from sidecar.core.interface_url import UrlError, read_url, same_url
 from sidecar.core.spec import GET_EXTENDED_CARD, GET_TASK, SUBSCRIBE_TO_TASK, Binding, Version
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     Progress: TypeAlias = Callable[[int, int, str], None]
 
 _GOODBYE_SECONDS = 1.0
-_VERSION = re.compile(r"([0-9]{1,6})(?:\.([0-9]{1,6}))?(?:\.[0-9]{1,6})*")
 
 
 class Verdict(IntEnum):
@@ -360,11 +358,11 @@ def _why_not_checked(one: Declared, binding: Binding | None) -> Finding | None:
     if binding is None:
         text = f"{shown_text(one.transport)} is no binding of A2A 1.0: not checked"
         return Finding(Step.BINDING, Level.UNKNOWN, text)
-    number = _VERSION.fullmatch(one.version or str(Version.V1_0))
+    number = version_number(one.version or str(Version.V1_0))
     if number is None:
         text = f"{shown_text(one.version)!r} is not a protocol version"
         return Finding(Step.VERSION, Level.FAILED, text)
-    if (int(number[1]), int(number[2] or 0)) != Version.V1_0.value:
+    if number != Version.V1_0.value:
         text = f"protocol version {shown_text(one.version)} is not checked, only {Version.V1_0}"
         return Finding(Step.VERSION, Level.UNKNOWN, text)
     return None

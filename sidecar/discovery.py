@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 import msgspec
 import trio
 
+from sidecar.core.spec import WELL_KNOWN_CARD
 from sidecar.core.types import header
 from sidecar.wire.fetch import FETCH_BYTES, FetchError, fetch
 from sidecar.wire.sockets import describe
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from sidecar.core.types import Headers
     from sidecar.wire.fetch import Fetched
 
-CARD_PATH: Final = "/.well-known/agent-card.json"
+CARD_PATH: Final = WELL_KNOWN_CARD
 """Where a card is, below the base of an agent (A2A 8.2)."""
 
 LEGACY_PATH: Final = "/.well-known/agent.json"

@@ -395,14 +395,19 @@ def _binding(value: object) -> Binding:
     return binding
 
 
+def version_number(text: str) -> tuple[int, int] | None:
+    """Major and minor of a protocol version, patch ignored; None for what is none."""
+    found = _VERSION.fullmatch(text)
+    return None if found is None else (int(found[1]), int(found[2] or 0))
+
+
 def _version(value: object) -> Version:
     """Major.Minor, patch ignored (section 3.6 of the specification); a missing one is 1.0."""
     if value in (None, ""):
         return Version.V1_0
-    found = _VERSION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
+    number = version_number(value.strip()) if isinstance(value, str) else None
+    if number is None:
         raise _UnfitError("the protocol version is not a version number")
-    number = (int(found[1]), int(found[2] or 0))
     for version in Version:
         if version.value == number:
             return version

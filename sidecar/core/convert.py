@@ -19,6 +19,7 @@ from google.rpc import error_details_pb2, status_pb2
 from sidecar._pb import a2a_pb2
 from sidecar.core import protojson, protojson_write
 from sidecar.core.protojson import InvalidMessage, NotRepresentable
+from sidecar.core.spec import WRAPPED, state_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,6 +30,7 @@ __all__ = [
     "InvalidMessage",
     "NotRepresentable",
     "answer_tenant",
+    "as_text",
     "check",
     "event_state",
     "json_to_proto",
@@ -91,7 +93,7 @@ def validate_response(message: str, data: bytes) -> None:
     be passed on as a success that says nothing.
     """
     answer = _parse(message, data)
-    if message in ("SendMessageResponse", "StreamResponse") and not answer.WhichOneof("payload"):
+    if message in WRAPPED and not answer.WhichOneof("payload"):
         raise InvalidMessage("has no payload")
 
 
@@ -104,19 +106,14 @@ def event_state(data: bytes) -> tuple[str, str, bool]:
     event = _parse("StreamResponse", data)
     match event.WhichOneof("payload"):
         case "task":
-            return event.task.id, _state_name(event.task.status.state), False
+            return event.task.id, state_name(event.task.status.state), False
         case "status_update":
             update = event.status_update
-            return update.task_id, _state_name(update.status.state), False
+            return update.task_id, state_name(update.status.state), False
         case "artifact_update":
             return event.artifact_update.task_id, "", False
         case payload:
             return "", "", payload == "message"
-
-
-def _state_name(number: int) -> str:
-    known = a2a_pb2.TaskState.values()
-    return a2a_pb2.TaskState.Name(number) if number and number in known else ""
 
 
 # --- tenants -------------------------------------------------------------------------------------
@@ -248,7 +245,7 @@ def _parse_detail(detail: bytes) -> AnyMessage | None:
             return None
         metadata = value.get("metadata")
         if known is error_details_pb2.ErrorInfo and isinstance(metadata, dict):
-            value["metadata"] = {key: _text(item) for key, item in metadata.items()}
+            value["metadata"] = {key: as_text(item) for key, item in metadata.items()}
         return json_format.ParseDict(value, known(), ignore_unknown_fields=True)
     except (
         json_format.Error,
@@ -261,7 +258,8 @@ def _parse_detail(detail: bytes) -> AnyMessage | None:
         return None  # a detail adds to an error; one that is broken must not replace it
 
 
-def _text(value: Json) -> str:
+def as_text(value: object) -> str:
+    """A string as it is, anything else as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 

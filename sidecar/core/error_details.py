@@ -101,16 +101,12 @@ def strings_only(detail: bytes) -> bytes:
     value = as_object(detail)
     metadata = value.get("metadata")
     if not isinstance(metadata, dict):
-        value["metadata"] = {} if metadata is None else {"metadata": _as_text(metadata)}
+        value["metadata"] = {} if metadata is None else {"metadata": convert.as_text(metadata)}
     elif all(isinstance(item, str) for item in metadata.values()):
         return detail
     else:
-        value["metadata"] = {key: _as_text(item) for key, item in metadata.items()}
+        value["metadata"] = {key: convert.as_text(item) for key, item in metadata.items()}
     return msgspec.json.encode(value)
-
-
-def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 # --- cutting -----------------------------------------------------------------------------------

@@ -158,8 +158,8 @@ def _error_headers(headers: Headers) -> Headers:
 # --- reading an agent's -----------------------------------------------------------------------
 
 # These reach every binding as that status, whatever error came with it (DESIGN 3.8).
-_KEPT_HTTP = {401: 16, 403: 7, 429: 8}
-_KEPT_GRPC = {grpc: http for http, grpc in _KEPT_HTTP.items()}
+KEPT_HTTP = {401: 16, 403: 7, 429: 8}
+_KEPT_GRPC = {grpc: http for http, grpc in KEPT_HTTP.items()}
 
 _TABLE_REASONS = frozenset(error.reason for error in spec.ERRORS)
 # Codes of JSON-RPC itself, which say less than a reason that the agent gives.
@@ -204,9 +204,9 @@ def read_jsonrpc(raw: bytes, headers: Headers) -> ErrorRecord | None:
 
 def with_http_status(record: ErrorRecord, status: int) -> ErrorRecord:
     """`record` of a JSON-RPC error with the HTTP status of its reply, if that is one to keep."""
-    if status not in _KEPT_HTTP:
+    if status not in KEPT_HTTP:
         return record
-    return replace(record, http_status=status, grpc_status=_KEPT_HTTP[status])
+    return replace(record, http_status=status, grpc_status=KEPT_HTTP[status])
 
 
 def read_http(
@@ -233,7 +233,7 @@ def read_http(
         recognised = names_task or status in {500, 501}
         if names_task and status == 404 and named == spec.TASK_NOT_FOUND.grpc_status:
             kind = spec.TASK_NOT_FOUND
-    grpc_status = _KEPT_HTTP.get(status)
+    grpc_status = KEPT_HTTP.get(status)
     if grpc_status is None:
         grpc_status = kind.grpc_status if kind else _grpc_or(named, status)
     if not recognised and not infos:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sidecar.core import convert, payload
+from sidecar.core.spec import WRAPPED
 from sidecar.core.sse import SseReader
-from sidecar.core.types import header
+from sidecar.core.types import CONTROLS, header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 
 JSON_TYPE = "application/json"
 SSE_TYPE = "text/event-stream"
+# Query parameters that are whole numbers.
+NUMBERS = frozenset({"historyLength", "pageSize"})
 
-# Results that are a oneof: an empty one would be an empty success (A2A 3.1.1, 3.1.2).
-_WRAPPED = frozenset({"SendMessageResponse", "StreamResponse"})
 # Results in which the caller's tenant is put back: they must be fit for it.
 _PUSH_CONFIG = "TaskPushNotificationConfig"
 _PUSH_CONFIGS = "ListTaskPushNotificationConfigsResponse"
@@ -29,11 +30,11 @@ def media_type(headers: Headers) -> str:
     return (header(headers, "content-type") or "").partition(";")[0].strip().lower()
 
 
-def check_params(raw: bytes) -> None:
-    """Refuse a request that two parsers could read differently: a repeated id of any kind.
+def check_params(raw: bytes) -> dict[str, bytes]:
+    """The members of a request; refuses one that two parsers could read differently.
 
     Raises PayloadError for what is no object, and for a member that stands twice in the request or
-    in its message.
+    in its message, or an id that does in two spellings.
     """
     members = payload.split_object(raw)
     _one_spelling(members)
@@ -42,6 +43,7 @@ def check_params(raw: bytes) -> None:
         message.count(b"askId") + message.count(b"ask_id") > 1 or b"\\u" in message
     ):
         _one_spelling(payload.split_object(message))
+    return members
 
 
 def _one_spelling(members: dict[str, bytes]) -> None:
@@ -71,7 +73,7 @@ def check_id(name: str, value: str) -> None:
     """Refuse an id that could not stand in a path; raises InvalidMessage naming the field."""
     if not value:
         raise at(name, convert.InvalidMessage("must not be empty"))
-    if value in {".", ".."} or any(c < " " or c == "\x7f" for c in value):
+    if value in {".", ".."} or CONTROLS.search(value) is not None:
         problem = "must not be `.` or `..` nor hold control characters"
         raise at(name, convert.InvalidMessage(problem))
 
@@ -82,8 +84,10 @@ def at(name: str, error: convert.InvalidMessage) -> convert.InvalidMessage:
     return error
 
 
-def shaped_result(operation: Operation, result: bytes) -> str:
-    """Why `result` cannot be the operation's result; '' when it can.
+def shaped_result(
+    operation: Operation, result: bytes, members: dict[str, bytes] | None = None
+) -> str:
+    """Why `result` cannot be the operation's result; '' when it can. `members`: of `result`, if known.
 
     Only what no receiver could use is refused: values that cross between JSON bindings are moved,
     not re-modelled.
@@ -92,8 +96,10 @@ def shaped_result(operation: Operation, result: bytes) -> str:
         return "its result is not a JSON object"
     response = operation.response
     try:
-        if response in _WRAPPED:
-            if all(value == b"null" for value in payload.split_object(result).values()):
+        if response in WRAPPED:
+            if members is None:
+                members = payload.split_object(result)
+            if all(value == b"null" for value in members.values()):
                 return f"its {response} is empty"
         elif response == _PUSH_CONFIG:
             payload.split_object(result)

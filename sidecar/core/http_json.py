@@ -9,6 +9,7 @@ from urllib.parse import quote
 from sidecar.core import convert, errors, payload, relay, tenant
 from sidecar.core.http_common import (
     JSON_TYPE,
+    NUMBERS,
     SSE_TYPE,
     EventReader,
     at,
@@ -115,7 +116,7 @@ def _query(operation: Operation, members: dict[str, bytes]) -> str:
         value = payload.parse_string(raw) if raw[:1] == b'"' else raw.decode()
         if field == "status":
             value = _state_name(value)
-        elif field in _NUMBERS:
+        elif field in NUMBERS:
             value = _plain_number(value)
         if _is_default(operation, field, value):
             continue
@@ -123,7 +124,6 @@ def _query(operation: Operation, members: dict[str, bytes]) -> str:
     return "?" + "&".join(pairs) if pairs else ""
 
 
-_NUMBERS = frozenset({"historyLength", "pageSize"})
 _STATE_NUMBER = re.compile("[0-9]")
 
 
@@ -175,13 +175,14 @@ def _read_text(operation: Operation, head: ReplyHead, body: bytes) -> Reply:
     if operation is LIST_PUSH_CONFIGS and body[:1] == b"[":
         payload.split_array(body)  # some servers answer the bare array
         body = b'{"configs":' + body + b"}"
-    if body[:1] == b"{" and "error" in payload.split_object(body):
+    members = payload.split_object(body) if body[:1] == b"{" else None
+    if members is not None and "error" in members:
         found = errors.read_http(status, head.headers, body, names_task=False)
         if found is not None and found[1]:
             return Reply(http_status=status, error=found[0])
     if operation.void:
         body = b"{}"
-    why = shaped_result(operation, body)
+    why = shaped_result(operation, body, members)
     if why:
         return Reply(http_status=status, malformed=why)
     return Reply(http_status=status, payload=Payload(Form.JSON, body))
@@ -216,7 +217,7 @@ def _read_event(operation: Operation, event: str, data: bytes) -> Reply:
         return Reply(http_status=200, malformed=str(error))
     if event == "error" or members.get("error", b"null") != b"null":
         return _error_event(operation, members, data)
-    why = shaped_result(operation, data)
+    why = shaped_result(operation, data, members)
     if why:
         return Reply(http_status=200, malformed=why)
     return Reply(http_status=200, payload=Payload(Form.JSON, data))

@@ -14,6 +14,7 @@ from urllib.parse import unquote_to_bytes
 from sidecar.core import errors, payload, tenant
 from sidecar.core.http_common import (
     JSON_TYPE,
+    NUMBERS,
     check_id,
     check_params,
     foreign_coding,
@@ -51,7 +52,6 @@ _COLON = re.compile("%3[Aa]")
 _INTEGER = re.compile(r"[0-9]{1,10}")
 # Another name of the same parameter, in some clients.
 _ALIASES = {"lastUpdatedAfter": "statusTimestampAfter"}
-_NUMBERS = frozenset({"historyLength", "pageSize"})
 _BOOLEANS = frozenset({"includeArtifacts"})
 
 
@@ -210,11 +210,10 @@ def decode_request(found: Route, query: str, body: bytes) -> Inbound:
     members: dict[str, bytes] = {}
     try:
         if operation.has_body:
-            data = _body(body)
+            data, members = _body(body)
             if not found.path_values and not found.tenant:
                 caller_tenant, message = tenant.take(operation, Payload(Form.JSON, data))
                 return Inbound(operation, message, caller_tenant)
-            members = payload.split_object(data)
         members.update(_query(operation, query))
         for name, value in found.path_values.items():
             members.pop(snake_case(name), None)
@@ -228,13 +227,13 @@ def decode_request(found: Route, query: str, body: bytes) -> Inbound:
     return Inbound(operation, message, found.tenant or caller_tenant)
 
 
-def _body(body: bytes) -> bytes:
+def _body(body: bytes) -> tuple[bytes, dict[str, bytes]]:
+    """A request's body and its members; one that says nothing is an empty object."""
     data = body.strip(b" \t\r\n")
     if data in {b"", b"null"}:
-        return b"{}"
+        return b"{}", {}
     payload.check_text(data)
-    check_params(data)
-    return data
+    return data, check_params(data)
 
 
 def _query(operation: Operation, query: str) -> dict[str, bytes]:
@@ -254,7 +253,7 @@ def _query(operation: Operation, query: str) -> dict[str, bytes]:
 
 def _query_value(field: str, value: str) -> bytes:
     """A query value as the JSON value of its field."""
-    if field in _NUMBERS:
+    if field in NUMBERS:
         digits = value.strip()
         if not _INTEGER.fullmatch(digits) or int(digits) >= 2**31:
             raise _invalid(f"{field} must be a whole number, zero or more")

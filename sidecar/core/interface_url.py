@@ -102,9 +102,7 @@ def _http(scheme: str, authority: str, path: str, rest: str) -> Endpoint:
         raise UrlError("the url has a query or a fragment")
     host, port = _host_and_port(authority)
     tls = scheme == "https"
-    return Endpoint(
-        tls=tls, host=host, port=default_port(tls=tls) if port is None else port, path=path
-    )
+    return Endpoint(tls=tls, host=host, port=port or default_port(tls=tls), path=path)
 
 
 def _grpc(scheme: str, authority: str, path: str, rest: str) -> Endpoint:
@@ -155,7 +153,5 @@ def _comparable(url: str) -> tuple[object, ...]:
     except UrlError:
         return (url,)
     tls = _TLS_OF_SCHEME.get(scheme)
-    place = (
-        (scheme, port) if tls is None else (tls, default_port(tls=tls) if port is None else port)
-    )
+    place = (scheme, port) if tls is None else (tls, port or default_port(tls=tls))
     return (*place, host, "" if path == "/" else path, rest)

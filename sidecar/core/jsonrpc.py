@@ -198,11 +198,9 @@ def _params(operation: Operation, raw: bytes, id_: bytes) -> tuple[Payload, str]
     if raw == b"null":
         raw = b"{}"
     try:
-        check_params(raw)
-        if operation.path_fields:
-            members = payload.split_object(raw)
-            for name in operation.path_fields:
-                id_in(members, name)
+        members = check_params(raw)
+        for name in operation.path_fields:
+            id_in(members, name)
         caller_tenant, message = tenant.take(operation, Payload(Form.JSON, raw))
     except (payload.PayloadError, convert.InvalidMessage) as error:
         raise Refused(errors.standard(INVALID_PARAMS, f"`params`: {error}"), id_) from error

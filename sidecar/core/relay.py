@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from sidecar.core.spec import EXTENSIONS_HEADER, VERSION_HEADER, Binding
+from sidecar.core.types import CONTROLS
 
 if TYPE_CHECKING:
     from sidecar.core.types import Headers
@@ -184,7 +185,7 @@ def fit(headers: Headers, binding: Binding) -> Headers:
     return [
         (name, value)
         for name, value in headers
-        if _FIELD_NAME.fullmatch(name) and not any(c < " " or c == "\x7f" for c in value)
+        if _FIELD_NAME.fullmatch(name) and CONTROLS.search(value) is None
     ]
 
 

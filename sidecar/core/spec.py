@@ -192,8 +192,11 @@ OPERATIONS: dict[str, Operation] = {
     )
 }
 
+# Results that are a oneof: an empty one would be an empty success (A2A 3.1.1, 3.1.2).
+WRAPPED = frozenset({"SendMessageResponse", "StreamResponse"})
+
 PROTO_PACKAGE = "lf.a2a.v1"
-GRPC_SERVICE = "lf.a2a.v1.A2AService"
+GRPC_SERVICE = f"{PROTO_PACKAGE}.A2AService"
 WELL_KNOWN_CARD = "/.well-known/agent-card.json"
 
 VERSION_HEADER = "a2a-version"
@@ -331,6 +334,13 @@ TASK_STATES: tuple[str, ...] = (
     "TASK_STATE_REJECTED",
     "TASK_STATE_AUTH_REQUIRED",
 )
+
+
+def state_name(number: int) -> str:
+    """The name of a task state; '' for the unspecified one, and for numbers that are none."""
+    return TASK_STATES[number] if 0 < number < len(TASK_STATES) else ""
+
+
 TERMINAL_STATES = frozenset(
     {
         "TASK_STATE_COMPLETED",

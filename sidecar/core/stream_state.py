@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from sidecar.core import convert
-from sidecar.core.spec import INTERRUPTED_STATES, TASK_STATES, TERMINAL_STATES
+from sidecar.core.spec import INTERRUPTED_STATES, TERMINAL_STATES, state_name
 from sidecar.core.types import Form, Payload
 
 
@@ -70,5 +70,5 @@ def _state(status: _Status | None) -> str:
     """The name of a state, '' for none; ProtoJSON allows the number too."""
     state = status.state if status is not None else None
     if isinstance(state, int):
-        return TASK_STATES[state] if 0 < state < len(TASK_STATES) else ""
+        return state_name(state)
     return state or ""

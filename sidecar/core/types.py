@@ -8,6 +8,7 @@ base64 as they travel.
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, TypeAlias
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from sidecar.core.spec import Binding, Operation, Version
 
 Headers: TypeAlias = list[tuple[str, str]]
+
+
+CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
+"""What can stand neither in the value of a header nor in a path."""
 
 
 def header(headers: Headers, name: str) -> str | None:

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from sidecar.result import Result
     from sidecar.wire.http1_server import Http1Request
 
-# JSON-RPC clients drop the body of any other status; these three mean something to them (3.8).
-_HTTP_STATUSES = frozenset({401, 403, 429})
-
 
 class JsonRpcDoor(HttpDoor):
     """Serves the requests of one JSON-RPC listener."""
@@ -81,7 +78,8 @@ def _refusal(record: ErrorRecord, id_: bytes) -> tuple[int, Headers, bytes]:
 
 
 def _status_of(record: ErrorRecord) -> int:
-    return record.http_status if record.http_status in _HTTP_STATUSES else 200
+    # Clients drop the body of any other status; these mean something to them (3.8).
+    return record.http_status if record.http_status in errors.KEPT_HTTP else 200
 
 
 class _Reply(HttpReply):
