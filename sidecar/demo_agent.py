@@ -255,7 +255,7 @@ async def _answer(request: Http1Request, operation: Operation, results: Sequence
 
 
 async def _answer_error(request: Http1Request, status: int, record: ErrorRecord) -> None:
-    body = b'{"error":' + errors.http_error_object(record, status) + b"}"
+    body = errors.http_error_body(record, status)
     await request.respond(status, _type(JSON_TYPE), body)
 
 

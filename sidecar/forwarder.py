@@ -50,7 +50,8 @@ _DEADLINE_MARGIN_SECONDS = 0.05
 _UNAUTHENTICATED = 16
 
 
-async def _always() -> bool:
+async def always() -> bool:
+    """The caller is not asked whether it is still there."""
     return True
 
 
@@ -70,11 +71,12 @@ class Forwarder:
         *,
         held: Reservation | None = None,
         breaker: Breaker | None = None,
-        may_go_on: Callable[[], Awaitable[bool]] = _always,
+        may_go_on: Callable[[], Awaitable[bool]] = always,
+        amend: Callable[[Result], None] | None = None,
     ) -> Result:
         """The answer to a unary call. `may_go_on` is asked before each further attempt.
 
-        `held` is what the call holds in memory: the reply is charged to it.
+        `amend` may change the result before it is counted. `held` is what the call holds in memory: the reply is charged to it.
 
         Cancelling it means that the caller has left: the attempt under way is broken off.
         """
@@ -83,7 +85,7 @@ class Forwarder:
             return passage.finish(passage.limit_reached("max_concurrency"))
         agent.in_flight += 1
         try:
-            return await passage.run(passage.unary, breaker)
+            return await passage.run(lambda: passage.unary(amend), breaker)
         finally:
             agent.in_flight -= 1
 
@@ -95,7 +97,7 @@ class Forwarder:
         *,
         held: Reservation | None = None,
         breaker: Breaker | None = None,
-        may_go_on: Callable[[], Awaitable[bool]] = _always,
+        may_go_on: Callable[[], Awaitable[bool]] = always,
     ) -> Result:
         """Hand each event to `deliver`, and only then take the next; returns how it ended.
 
@@ -173,7 +175,7 @@ class _Passage:
 
     # --- through the candidates ---------------------------------------------------------------
 
-    async def unary(self) -> Result:
+    async def unary(self, amend: Callable[[Result], None] | None) -> Result:
         """Try the candidates until one answers or an ending stops the call."""
 
         async def attempt(interface: Interface, request: Request) -> Ended:
@@ -181,7 +183,10 @@ class _Passage:
                 interface, self.call, request, self._progress, self._held
             )
 
-        return await self._through(attempt, lambda kind: failover.TABLE[kind].next_candidate)
+        result = await self._through(attempt, lambda kind: failover.TABLE[kind].next_candidate)
+        if amend is not None:
+            amend(result)
+        return result
 
     async def stream(self, deliver: Deliver) -> Result:
         """Open the stream on the current candidate and relay it; never replayed.

@@ -25,9 +25,9 @@ class Result:
     """Label `outcome` of requests_total."""
 
     @property
-    def all_headers(self) -> Headers:
-        """The agent's headers, and how the answer was reached."""
-        made = [*self.headers, ("a2a-sidecar-attempts", str(self.attempts))]
+    def reached(self) -> Headers:
+        """Headers that say how the answer was reached."""
+        made = [("a2a-sidecar-attempts", str(self.attempts))]
         if self.interface:
             made.append(("a2a-sidecar-interface", self.interface))
         if self.error is not None and self.error.delivered:

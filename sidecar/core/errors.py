@@ -395,12 +395,12 @@ def to_http(record: ErrorRecord) -> tuple[int, Headers, bytes]:
         status = record.kept_status[1]
     if record.raw and record.raw[0] is Binding.HTTP_JSON:
         return status, record.headers, record.raw[1]
-    return status, record.headers, b'{"error":' + http_error_object(record, status) + b"}"
+    return status, record.headers, http_error_body(record, status)
 
 
-def http_error_object(record: ErrorRecord, status: int) -> bytes:
-    """The ``error`` member of an HTTP+JSON error body or error event (section 11.6)."""
-    return payload.join_object(
+def http_error_body(record: ErrorRecord, status: int) -> bytes:
+    """An HTTP+JSON error body or error event (section 11.6)."""
+    error = payload.join_object(
         {
             "code": b"%d" % status,
             "status": payload.json_string(spec.GRPC_STATUS_NAMES[record.grpc_status]),
@@ -408,6 +408,7 @@ def http_error_object(record: ErrorRecord, status: int) -> bytes:
             "details": b"[" + b",".join(_details(record)) + b"]",
         }
     )
+    return b'{"error":' + error + b"}"
 
 
 def to_grpc(record: ErrorRecord) -> tuple[int, str, bytes]:

@@ -11,12 +11,12 @@ import trio
 
 from sidecar.agent import Unavailable
 from sidecar.config import TcpAddress
-from sidecar.core import convert, errors
+from sidecar.core import convert, errors, failover
 from sidecar.core.card import CardError
 from sidecar.core.card_rewrite import Served, rewrite_card
 from sidecar.core.http_common import JSON_TYPE
 from sidecar.core.spec import Binding
-from sidecar.core.types import Form, Payload, header
+from sidecar.core.types import Form, Kind, Payload, header
 from sidecar.discovery import CARD_PATH, LEGACY_PATH
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from sidecar.agent import Agent
     from sidecar.config import Address
-    from sidecar.core.types import ErrorRecord, Headers
+    from sidecar.core.types import Call, ErrorRecord, Headers
     from sidecar.result import Result
     from sidecar.wire.http1_server import Http1Request
 
@@ -111,18 +111,16 @@ class CardDesk:
         """Answer a GET for a card with an error; by default with the record's own status."""
         status = status or record.http_status
         headers: Headers = [("content-type", JSON_TYPE), ("cache-control", "no-store")]
-        body = b'{"error":' + errors.http_error_object(record, status) + b"}"
+        body = errors.http_error_body(record, status)
         await request.respond(status, [*headers, *record.headers], body)
 
     def rewrite(self, data: bytes, agent: str, place: Place, authority: str) -> bytes:
         """The card `data` of `agent` for a client that asked `place` under `authority`."""
         if not _AUTHORITY.fullmatch(authority):
             authority = ""
-        here = [one for one in self._places if one == place]
-        others = [one for one in self._places if one != place]
         served = [
-            _served(one, agent, authority if one is place or one == place else "")
-            for one in (*here, *others)
+            _served(one, agent, authority if one == place else "")
+            for one in sorted(self._places, key=lambda one: one != place)  # that place first
             if one.agent in {None, agent}
         ]
         return rewrite_card(
@@ -131,9 +129,12 @@ class CardDesk:
             security_schemes=_TOKEN_SCHEME if place.asks_for_token else None,
         )
 
-    def rewrite_answer(self, result: Result, agent: str, place: Place, authority: str) -> None:
-        """Rewrite the extended card that `result` brings, in either form; one that cannot be read
-        becomes an error.
+    def rewrite_answer(
+        self, result: Result, call: Call, agent: str, place: Place, authority: str
+    ) -> None:
+        """Rewrite the extended card that `result` of `call` brings, in either form.
+
+        One that cannot be read becomes an error.
         """
         answer = result.payload
         if answer is None:
@@ -148,7 +149,10 @@ class CardDesk:
         except (CardError, convert.InvalidMessage) as error:
             text = f"the agent's extended card cannot be read: {error}"
             result.payload = None
-            result.error = errors.own("DELIVERY_UNKNOWN", text, agent=agent, delivered="unknown")
+            result.outcome = failover.TABLE[Kind.AMBIGUOUS].counted
+            result.error = errors.own(
+                "DELIVERY_UNKNOWN", text, agent=agent, call=call.id, delivered="unknown"
+            )
             return
         result.payload = Payload(answer.form, data)
 

@@ -12,7 +12,6 @@ from sidecar.core.grpc_frames import GrpcReader, MessageTooLarge, grpc_frame
 from sidecar.core.http_common import check_id
 from sidecar.core.payload import PayloadError
 from sidecar.core.spec import (
-    GET_EXTENDED_CARD,
     GRPC_SERVICE,
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -83,9 +82,8 @@ class GrpcDoor(HttpDoor):
         """See `HttpDoor`."""
         if record.reason == "INVALID_REQUEST":
             return 415, *self.render(415, record.message)
-        status = record.http_status
-        body = b'{"error":' + errors.http_error_object(record, status) + b"}"
-        return status, error_headers(record), body
+        body = errors.http_error_body(record, record.http_status)
+        return record.http_status, error_headers(record), body
 
     def render(self, status: int, message: str) -> tuple[Headers, bytes]:
         """See `HttpDoor`. The error names the listeners that speak HTTP/1.1."""
@@ -93,7 +91,7 @@ class GrpcDoor(HttpDoor):
         if others:
             message = f"{message}; listeners for HTTP/1.1: {others}"
         record = errors.own("INVALID_REQUEST", message)
-        return error_headers(record), b'{"error":' + errors.http_error_object(record, status) + b"}"
+        return error_headers(record), errors.http_error_body(record, status)
 
     # --- HTTP/2 -------------------------------------------------------------------------------
 
@@ -105,25 +103,23 @@ class GrpcDoor(HttpDoor):
             # What is no gRPC client cannot read a gRPC status either (PROTOCOL-HTTP2, Requests).
             await stream.send_trailers([(":status", "415"), ("accept-post", grpc.CONTENT_TYPE)])
             return
+        authority = pseudo.get(":authority") or header(headers, "host") or ""
         reply = _Reply(stream)
         try:
-            operation = self._admit(pseudo, headers)
+            operation = self._admit(pseudo.get(":path", ""), authority, headers)
             with self._house.budget.reserve() as held:
                 if operation is None:
-                    await self._check_health(stream, headers, held)
+                    await self._check_health(stream, reply, headers, held)
                 else:
-                    authority = pseudo.get(":authority", "")
                     await self._call(stream, reply, operation, authority, headers, held)
         except _Refused as refused:
             await reply.end_with_error(refused.record, refused.headers)
 
-    def _admit(self, pseudo: dict[str, str], headers: Headers) -> Operation | None:
+    def _admit(self, path: str, authority: str, headers: Headers) -> Operation | None:
         """The operation of an acceptable request, None for a health check; raises _Refused."""
-        authority = pseudo.get(":authority") or header(headers, "host") or ""
         refused = self._entry.admit(headers, authority)
         if refused is not None:
             raise _Refused(refused)
-        path = pseudo.get(":path", "")
         if path == _HEALTH_CHECK:
             return None
         service, _, method = path.removeprefix("/").partition("/")
@@ -156,26 +152,13 @@ class GrpcDoor(HttpDoor):
         except convert.InvalidMessage as error:
             raise _Refused(errors.standard(INVALID_PARAMS, f"the request {error}")) from error
         agent = self._meant(caller_tenant, authority)
-        call = Call(
-            operation=operation,
-            binding=Binding.GRPC,
-            payload=message,
-            tenant=caller_tenant,
-            headers=relayed,
-            id=self._house.new_call_id(),
-            deadline=_deadline(headers),
-        )
+        call = self.call(relayed, operation, message, caller_tenant, _deadline(headers))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_when, stream.gone, nursery.cancel_scope)
             if operation.streaming:
                 await self._stream(nursery, agent, call, reply, held)
             else:
-                result = await self._house.forwarder.unary(
-                    agent, call, held=held, breaker=self.breaker
-                )
-                if operation is GET_EXTENDED_CARD:
-                    self._house.cards.rewrite_answer(result, agent.name, self._place, authority)
-                await reply.unary(result)
+                await reply.unary(await self.ask(agent, call, authority, held))
             nursery.cancel_scope.cancel()
 
     async def _stream(
@@ -240,12 +223,11 @@ class GrpcDoor(HttpDoor):
         return messages[0]
 
     async def _check_health(
-        self, stream: ServerStream, headers: Headers, held: Reservation
+        self, stream: ServerStream, reply: _Reply, headers: Headers, held: Reservation
     ) -> None:
         """grpc.health.v1: the whole server, or the A2A service by name."""
         request = await self._read_message(stream, headers, held)
         service = request[2:].decode("utf-8", "replace") if request[:1] == b"\x0a" else ""
-        reply = _Reply(stream)
         if service not in {"", GRPC_SERVICE}:
             await reply.end_with_status(5, "unknown service", None, [])
             return
@@ -320,13 +302,11 @@ class _Reply:
 
     async def end(self, result: Result) -> None:
         """The status of `result`, and how it was reached."""
-        known = {name for name, _ in result.headers}
-        reached = [pair for pair in result.all_headers if pair[0] not in known]
         if result.error is not None:
-            await self.end_with_error(result.error, [*result.headers, *reached])
+            await self.end_with_error(result.error, [*result.headers, *result.reached])
         else:
             await self._start(result.headers)
-            await self.end_with_status(0, "", None, reached)
+            await self.end_with_status(0, "", None, result.reached)
 
     async def end_with_error(self, record: ErrorRecord, headers: Headers) -> None:
         """An error as status, message and details."""

@@ -15,6 +15,7 @@ from sidecar.core.http_common import JSON_TYPE, SSE_TYPE
 from sidecar.core.spec import GET_EXTENDED_CARD, Binding
 from sidecar.core.sse import SSE_COMMENT, sse_event
 from sidecar.core.types import Call, header
+from sidecar.forwarder import always
 from sidecar.result import CallerGone
 from sidecar.wire.http1_server import BodyTooLarge, PeerGone, Stalled
 
@@ -158,7 +159,14 @@ class HttpDoor(ABC):
         limit = self._house.limits.request_bytes
         return errors.own("TOO_LARGE", f"the request is above limits.request_bytes ({limit})")
 
-    def call(self, relayed: Headers, operation: Operation, payload: Payload, tenant: str) -> Call:
+    def call(
+        self,
+        relayed: Headers,
+        operation: Operation,
+        payload: Payload,
+        tenant: str,
+        deadline: float | None = None,
+    ) -> Call:
         """The call that a request has become."""
         return Call(
             operation=operation,
@@ -167,6 +175,29 @@ class HttpDoor(ABC):
             tenant=tenant,
             headers=relayed,
             id=self._house.new_call_id(),
+            deadline=deadline,
+        )
+
+    async def ask(
+        self,
+        agent: Agent,
+        call: Call,
+        authority: str,
+        held: Reservation,
+        may_go_on: Callable[[], Awaitable[bool]] = always,
+    ) -> Result:
+        """What `agent` answers to a unary `call` that came under `authority`."""
+
+        def lead_here(result: Result) -> None:
+            self._house.cards.rewrite_answer(result, call, agent.name, self._place, authority)
+
+        return await self._house.forwarder.unary(
+            agent,
+            call,
+            held=held,
+            breaker=self.breaker,
+            may_go_on=may_go_on,
+            amend=lead_here if call.operation is GET_EXTENDED_CARD else None,
         )
 
     async def forward(
@@ -178,8 +209,8 @@ class HttpDoor(ABC):
         held: Reservation,
     ) -> None:
         """Carry `call` to `agent` and answer with what comes back."""
-        forwarder = self._house.forwarder
         if call.operation.streaming:
+            forwarder = self._house.forwarder
             stream = _SseStream(request, reply, self._house.limits.keepalive_seconds)
             await stream.run(
                 lambda deliver: forwarder.stream(
@@ -189,18 +220,9 @@ class HttpDoor(ABC):
             return
         with trio.CancelScope() as scope:
             request.gone.then(scope.cancel)
-            result = await forwarder.unary(
-                agent,
-                call,
-                held=held,
-                breaker=self.breaker,
-                may_go_on=lambda: _still_there(request),
-            )
-            if call.operation is GET_EXTENDED_CARD:
-                authority = header(request.headers, "host") or ""
-                self._house.cards.rewrite_answer(result, agent.name, self._place, authority)
-            status, content_type, body = reply.unary(result)
-            await request.respond(status, reply_headers(result, content_type), body)
+            authority = header(request.headers, "host") or ""
+            result = await self.ask(agent, call, authority, held, lambda: _still_there(request))
+            await _respond(request, reply, result)
 
 
 async def _still_there(request: Http1Request) -> bool:
@@ -229,13 +251,19 @@ class HttpReply(ABC):
         """Whether an error before the first event is a whole answer rather than an event."""
 
 
-def reply_headers(result: Result, content_type: str) -> Headers:
-    """The headers of an answer, those that an error brings included."""
-    headers = [("content-type", content_type), *relay.fit(result.all_headers, Binding.HTTP_JSON)]
+def reply_headers(result: Result) -> Headers:
+    """The headers of an answer but for its type, those that an error brings included."""
+    headers = relay.fit([*result.headers, *result.reached], Binding.HTTP_JSON)
     if result.error is not None:
         present = {name for name, _ in headers}
         headers += [pair for pair in result.error.headers if pair[0] not in present]
     return headers
+
+
+async def _respond(request: Http1Request, reply: HttpReply, result: Result) -> None:
+    """A whole answer."""
+    status, content_type, body = reply.unary(result)
+    await request.respond(status, [("content-type", content_type), *reply_headers(result)], body)
 
 
 def error_headers(record: ErrorRecord) -> Headers:
@@ -290,7 +318,7 @@ class _SseStream:
         async with self._writing:
             try:
                 if not self._started:
-                    await self._start(reply_headers(head, SSE_TYPE)[1:])
+                    await self._start(reply_headers(head))
                 event = self._reply.event
                 await self._send(b"".join(sse_event(event(payload)) for payload in payloads))
             except Stalled as stalled:
@@ -303,10 +331,9 @@ class _SseStream:
         async with self._writing:
             error = result.error
             if error is not None and not self._started and self._reply.opens_with(error):
-                status, content_type, body = self._reply.unary(result)
-                await self._request.respond(status, reply_headers(result, content_type), body)
+                await _respond(self._request, self._reply, result)
                 return
-            await self._start(reply_headers(result, SSE_TYPE)[1:])
+            await self._start(reply_headers(result))
             if error is not None:
                 await self._send(sse_event(self._reply.error_event(error), "error"))
             await self._request.end()

@@ -65,7 +65,7 @@ class HttpJsonDoor(HttpDoor):
 
 
 def _refusal(status: int, record: ErrorRecord) -> tuple[int, Headers, bytes]:
-    body = b'{"error":' + errors.http_error_object(record, status) + b"}"
+    body = errors.http_error_body(record, status)
     return status, error_headers(record), body
 
 

@@ -60,17 +60,15 @@ class JsonRpcDoor(HttpDoor):
         return _refusal(record, b"null")
 
     async def _refuse_as(self, status: int, request: Http1Request, message: str) -> None:
-        record = errors.own("INVALID_REQUEST", message)
-        headers = error_headers(record)
+        _, headers, body = self.refusal(errors.own("INVALID_REQUEST", message))
         if status == 405:
             headers.append(("allow", "POST"))
-        await request.respond(status, headers, jsonrpc.encode_error(b"null", record))
+        await request.respond(status, headers, body)
 
     def render(self, status: int, message: str) -> tuple[Headers, bytes]:
         """See `HttpDoor`."""
         reason = "TOO_LARGE" if status in {413, 431} else "INVALID_REQUEST"
-        record = errors.own(reason, message)
-        return error_headers(record), jsonrpc.encode_error(b"null", record)
+        return self.refusal(errors.own(reason, message))[1:]
 
 
 def _refusal(record: ErrorRecord, id_: bytes) -> tuple[int, Headers, bytes]:

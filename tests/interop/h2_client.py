@@ -181,8 +181,12 @@ class Connection:
         metadata: Sequence[tuple[str, str]] = (),
         authority: str | None = None,
         content_type: str = "application/grpc",
+        host: str | None = None,
     ) -> Stream:
-        """Send a whole request; `method` without its service, `body` framed."""
+        """Send a whole request; `method` without its service, `body` framed.
+
+        With `host` it has that header and no ``:authority`` (RFC 9113 8.3.1).
+        """
         id_ = self.h2.get_next_available_stream_id()
         stream = self._streams[id_] = Stream(self, id_)
         path = method if method.startswith("/") else SERVICE + method
@@ -190,7 +194,7 @@ class Connection:
             (":method", "POST"),
             (":scheme", "http"),
             (":path", path),
-            (":authority", authority or self._authority),
+            ("host", host) if host else (":authority", authority or self._authority),
             ("te", "trailers"),
             ("content-type", content_type),
             *metadata,

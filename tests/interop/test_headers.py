@@ -448,9 +448,14 @@ async def test_on_a_shared_grpc_listener_the_tenant_or_the_authority_names_the_a
     for up in BINDINGS:
         name = agent_of(up)
         request = to_pb("SendMessageRequest", {**message(), "tenant": name})
-        for body, authority in ((request, None), (plain, f"{name}.localhost:{port}")):
-            async with h2_connection(port, authority=authority) as connection:
-                stream = await connection.call(SEND, frame(body))
+        named = f"{name}.localhost:{port}"
+        for body, authority, host in (
+            (request, None, None),
+            (plain, named, None),
+            (plain, None, named),
+        ):
+            async with h2_connection(port) as connection:
+                stream = await connection.call(SEND, frame(body), authority=authority, host=host)
                 assert await stream.next() is not None
                 await stream.ended()
             assert stream.status == 0

@@ -16,6 +16,7 @@ from sidecar.core.spec import Binding
 from sidecar.core.types import Form, Payload
 from sidecar.doors.cards import CardDesk, Place, is_current
 from sidecar.result import Result
+from tests.core.calls import call
 from tests.harness import card
 
 PLACE = Place(binding=Binding.JSONRPC, address=TcpAddress("127.0.0.1", 7420), agent=None)
@@ -133,12 +134,16 @@ def test_sockets_in_the_file_system_are_published_only_with_advertise():
     assert [one["url"] for one in served] == ["https://127.0.0.1:1/", "http://box.local:80"]
 
 
+ASKED = call("GetExtendedAgentCard")
+
+
 def test_an_extended_card_that_cannot_be_read_is_an_error():
     desk = CardDesk()
     desk.use([PLACE])
     result = Result(payload=Payload(Form.JSON, b"7"))
-    desk.rewrite_answer(result, "a", PLACE, "")
+    desk.rewrite_answer(result, ASKED, "a", PLACE, "")
     assert result.payload is None
+    assert result.outcome == "ambiguous"
     assert result.error is not None
     assert (result.error.reason, result.error.delivered) == ("DELIVERY_UNKNOWN", "unknown")
 
@@ -146,7 +151,7 @@ def test_an_extended_card_that_cannot_be_read_is_an_error():
 def test_errors_are_left_as_they_are():
     error = own("NOT_DELIVERED", "x")
     result = Result(error=error)
-    CardDesk().rewrite_answer(result, "a", PLACE, "")
+    CardDesk().rewrite_answer(result, ASKED, "a", PLACE, "")
     assert (result.payload, result.error) == (None, error)
 
 

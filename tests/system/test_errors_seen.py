@@ -346,3 +346,30 @@ async def test_when_no_interface_has_the_method_the_agents_own_answer_is_given(
         assert answer.message == "Method not found"
         assert answer.delivered is None
         assert answer.headers["a2a-sidecar-attempts"] == "2"
+
+
+async def extended_card(agent: RemoteAgent, binding: str) -> Answer:
+    match binding:
+        case "JSONRPC":
+            return await agent.jsonrpc("GetExtendedAgentCard", {})
+        case "HTTP+JSON":
+            found = await agent.daemon.rest("GET", "/extendedAgentCard", agent=agent.name)
+            return rest_answer(*found)
+        case _:
+            return await agent.grpc("GetExtendedAgentCard", pb(1, agent.name))
+
+
+@pytest.mark.parametrize("binding", BINDINGS)
+async def test_an_extended_card_that_cannot_be_read_is_counted_as_it_is_told(
+    world: World, first: Peer, binding: str
+) -> None:
+    agent = await world.agent(card([("JSONRPC", first.urls["JSONRPC"])]))
+    # the one is too deep for a card, the other is no name for gRPC
+    result = f'{{"name": 5, "x": {"[" * 90}{"]" * 90}}}'
+    await first.script({"reply": {"body": f'{{"jsonrpc": "2.0", "id": 1, "result": {result}}}'}})
+    answer = await extended_card(agent, binding)
+    assert answer.failed
+    assert (answer.reason, answer.delivered) == ("DELIVERY_UNKNOWN", "unknown")
+    assert answer.details["call"]
+    samples = await agent.until("requests_total", 1, operation="GetExtendedAgentCard")
+    assert samples.by("requests_total", "outcome") == {("ambiguous",): 1}
