@@ -10,11 +10,10 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import trio
 
-from sidecar.agent_settings import card_host, identity_of, is_of_agent, only_verifying, policy_of
+from sidecar.agent_settings import card_host, clients, identity_of, policy_of
 from sidecar.breaker import Breaker
 from sidecar.connections import Connections
 from sidecar.core import card as cards
@@ -22,27 +21,22 @@ from sidecar.core import failover
 from sidecar.core.card import Card, CardError, CardPolicy
 from sidecar.credentials import Credentials, CredentialsUnavailable
 from sidecar.discovery import NO_VALIDATORS, CardFetchError, CardSource, resolve_source
-from sidecar.signatures import Vetting
+from sidecar.signatures import Vetting, fetched_by
 from sidecar.upstream import Sizes, Timeouts, Upstream
-from sidecar.wire import fetch as fetching
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Mapping, Sequence
-
-    import httpx
 
     from sidecar.config import AgentConfig, AuthConfig, Limits
     from sidecar.core.types import Attempt, Headers, Interface
     from sidecar.discovery import FetchedCard
     from sidecar.logs import Log
     from sidecar.telemetry import Telemetry
-    from sidecar.wire.fetch import Fetched
     from sidecar.wire.net import Dialer
 
 _LONGEST_COOLDOWN_SECONDS = 60.0
 _ATTEMPTS_KEPT = 20
-_KEYS_SECONDS = 10.0
 _CREDENTIAL_HEADERS = frozenset({"authorization", "x-api-key"})
 
 
@@ -130,12 +124,7 @@ class Agent:
         self._telemetry = telemetry
         self._log = log
         self._rng = rng
-        identity = identity_of(config)
-
-        def client(host: str) -> httpx.AsyncClient:
-            # Where cards and tokens are fetched from is the operator's word: no address is refused.
-            who = identity if is_of_agent(config, host) else only_verifying(identity)
-            return fetching.client(dialer, identity=who, permit=lambda _: "", proxy=config.proxy)
+        client = clients(config, dialer, trusted_hosts=config.trusted_hosts, proxy=config.proxy)
 
         def credentials(auth: AuthConfig) -> Credentials:
             trusted = frozenset(config.trusted_hosts)
@@ -146,15 +135,10 @@ class Agent:
         self._source = CardSource(
             resolve_source(config.card, config.card_exact), client(card_host(config))
         )
-
-        async def get(url: str) -> Fetched:
-            host = urlsplit(url).hostname or ""
-            return await fetching.fetch(client(host), url, headers=[], timeout=_KEYS_SECONDS)
-
-        self._vetting = Vetting(config, get)
+        self._vetting = Vetting(config, fetched_by(client))
         self._connections = Connections(
             dialer,
-            identity=identity,
+            identity=identity_of(config),
             header_bytes=limits.header_bytes,
             connect_timeout=config.connect_timeout_seconds,
             proxy=config.proxy,

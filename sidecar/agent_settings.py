@@ -7,11 +7,17 @@ from urllib.parse import urlsplit
 
 from sidecar.core.addresses import kind_of, names_host, same_host
 from sidecar.core.card import CardOrigin, CardPolicy
+from sidecar.wire.fetch import client
 from sidecar.wire.tls import TlsIdentity
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import httpx
+
     from sidecar.config import AgentConfig, PublishConfig
     from sidecar.discovery import FetchedCard
+    from sidecar.wire.net import Dialer
 
 
 def identity_of(config: AgentConfig | PublishConfig) -> TlsIdentity:
@@ -25,19 +31,32 @@ def identity_of(config: AgentConfig | PublishConfig) -> TlsIdentity:
     )
 
 
-def card_host(config: AgentConfig) -> str:
+def card_host(config: AgentConfig | PublishConfig) -> str:
     """Where the card is fetched from, '' for a file."""
     return urlsplit(config.card).hostname or ""
 
 
-def is_of_agent(config: AgentConfig, host: str) -> bool:
-    """Whether what is meant for the agent alone may be shown to `host`."""
-    return same_host(host, card_host(config)) or names_host(frozenset(config.trusted_hosts), host)
+def clients(
+    config: AgentConfig | PublishConfig,
+    dialer: Dialer,
+    *,
+    trusted_hosts: Sequence[str] = (),
+    proxy: str | None = None,
+) -> Callable[[str], httpx.AsyncClient]:
+    """Makes the client that fetches a card, keys or tokens from a host.
 
+    Where they are fetched from is the operator's word: no address is refused. Only the agent's own
+    hosts see its client certificate and are verified by its `server_name`.
+    """
+    identity = identity_of(config)
+    elsewhere = TlsIdentity(ca_file=identity.ca_file)
 
-def only_verifying(identity: TlsIdentity) -> TlsIdentity:
-    """For a token endpoint elsewhere: the agent's certificate and name are not its business."""
-    return TlsIdentity(ca_file=identity.ca_file)
+    def make(host: str) -> httpx.AsyncClient:
+        own = same_host(host, card_host(config)) or names_host(frozenset(trusted_hosts), host)
+        who = identity if own else elsewhere
+        return client(dialer, identity=who, permit=lambda _: "", proxy=proxy)
+
+    return make
 
 
 def policy_of(

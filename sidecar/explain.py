@@ -11,26 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from sidecar.agent_settings import identity_of, policy_of
+from sidecar.agent_settings import card_host, clients, policy_of
 from sidecar.config import AgentConfig, TcpAddress
 from sidecar.core.card import Card, CardError, read_card
 from sidecar.credentials import Credentials, CredentialsUnavailable
 from sidecar.discovery import CardFetchError, CardSource, resolve_source
 from sidecar.logs import Log
-from sidecar.signatures import UntrustedCard, Vetting
-from sidecar.wire.fetch import client, fetch
+from sidecar.signatures import UntrustedCard, Vetting, fetched_by
 from sidecar.wire.net import Dialer
 
 if TYPE_CHECKING:
-    import httpx
-
     from sidecar.config import Config
     from sidecar.core.types import Headers, Interface
     from sidecar.discovery import FetchedCard
-    from sidecar.wire.fetch import Fetched
 
 _STALL_SECONDS = 10.0
-_KEYS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +81,7 @@ async def _look(agent: AgentConfig) -> _Found:
     """Fetch the card as the daemon would, and ask of it what the daemon would."""
     dialer = Dialer(stall_seconds=_STALL_SECONDS)
 
-    def http(_host: str) -> httpx.AsyncClient:
-        identity = identity_of(agent)
-        return client(dialer, identity=identity, permit=lambda _: "", proxy=agent.proxy)
-
-    async def get(url: str) -> Fetched:
-        return await fetch(http(""), url, headers=[], timeout=_KEYS_SECONDS)
+    http = clients(agent, dialer, trusted_hosts=agent.trusted_hosts, proxy=agent.proxy)
 
     log = Log(level="error", form="text", clock=trio.current_time)
     try:
@@ -115,10 +105,10 @@ async def _look(agent: AgentConfig) -> _Found:
             raise unavailable
     finally:
         log.close()
-    source = CardSource(resolve_source(agent.card, agent.card_exact), http(""))
+    source = CardSource(resolve_source(agent.card, agent.card_exact), http(card_host(agent)))
     fetched = await source.fetch(headers=headers)
     assert fetched.data is not None  # a fetch without validators brings a card
-    vetting, distrust = Vetting(agent, get), ""
+    vetting, distrust = Vetting(agent, fetched_by(http)), ""
     try:
         await vetting.check(fetched)
     except UntrustedCard as error:

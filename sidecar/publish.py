@@ -16,7 +16,7 @@ import trio
 
 from sidecar import __version__
 from sidecar.admin import Admin
-from sidecar.agent_settings import identity_of
+from sidecar.agent_settings import card_host, clients, identity_of
 from sidecar.card_check import CheckOptions, Verdict, check_card
 from sidecar.config import SystemdAddress, TcpAddress, UnixAddress
 from sidecar.config_values import is_loopback
@@ -41,7 +41,6 @@ from sidecar.logs import Log
 from sidecar.reception import Reception, Threshold
 from sidecar.systemd import Notifier, take_sockets
 from sidecar.telemetry import Telemetry
-from sidecar.wire.fetch import client
 from sidecar.wire.net import Dialer
 
 if TYPE_CHECKING:
@@ -89,14 +88,9 @@ class Guard:
         self._telemetry = telemetry
         self._log = log
         self._identity = identity_of(config)
-        self._credentials = Credentials(
-            config.auth,
-            client=lambda _: client(dialer, identity=self._identity, permit=lambda _: ""),
-            log=log,
-            rng=rng,
-        )
-        http = client(dialer, identity=self._identity, permit=lambda _: "")
-        self._source = CardSource(resolve_source(config.card), http)
+        http = clients(config, dialer)
+        self._credentials = Credentials(config.auth, client=http, log=log, rng=rng)
+        self._source = CardSource(resolve_source(config.card), http(card_host(config)))
         self._addresses = AddressMap(config.map)
         self._checked_at: float | None = None
         self._last: Verdict | None = None

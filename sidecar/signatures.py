@@ -26,10 +26,12 @@ from sidecar.core.card import CardError
 from sidecar.core.card_json import shown_text
 from sidecar.core.card_signing import signed_card
 from sidecar.discovery import without_query
-from sidecar.wire.fetch import FetchError
+from sidecar.wire.fetch import FetchError, fetch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    import httpx
 
     from sidecar.config import AgentConfig
     from sidecar.discovery import FetchedCard
@@ -42,6 +44,7 @@ _ALGORITHMS = (
 """Signatures by a private key: with a shared secret everybody who verifies could sign."""
 
 _KEY_FILE_BYTES = 1024 * 1024
+_KEYS_SECONDS = 10.0
 _PEM = "-----BEGIN PUBLIC KEY-----"
 _REGISTRY = jws.JWSRegistry(algorithms=list(_ALGORITHMS), strict_check_header=False)
 
@@ -52,6 +55,18 @@ class UntrustedCard(CardError):
 
 class _Unverified(Exception):
     """Why one signature says nothing."""
+
+
+def fetched_by(
+    client: Callable[[str], httpx.AsyncClient],
+) -> Callable[[str], Awaitable[Fetched]]:
+    """How `Vetting` gets a key set: with the client that `client` makes for its host."""
+
+    async def get(url: str) -> Fetched:
+        host = urlsplit(url).hostname or ""
+        return await fetch(client(host), url, headers=[], timeout=_KEYS_SECONDS)
+
+    return get
 
 
 class Vetting:

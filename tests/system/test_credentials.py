@@ -24,6 +24,8 @@ from tests.harness import (
     http,
     make_tls,
     peer_sync,
+    running,
+    toml,
     write_card,
 )
 from tests.system.sites import Site, connect_proxy, json_answer, result_of, site
@@ -685,6 +687,48 @@ async def test_the_certificate_is_for_the_agent_alone(world):
     fetches = world.login.at("/token")
     assert len(fetches) == 1
     assert not fetches[0].certificate
+
+
+@pytest.mark.parametrize("command", ["explain", "publish"])
+async def test_so_it_is_for_the_other_commands(world, our_tls, tmp_path, command):
+    """A token for the card's fetch, or for a probe, from an endpoint on another host."""
+    (tmp_path / "secret").write_text(SECRETS["client"])
+    reference = f"file:{tmp_path}/secret"
+    oauth = {
+        "token_url": f"{world.login.url}/token",
+        "client_id": reference,
+        "client_secret": reference,
+    }
+    keys = {
+        "card": f"{world.secure.url}/mutual",
+        "tls": {
+            "ca_file": our_tls.ca,
+            "client_cert_file": our_tls.client_cert,
+            "client_key_file": our_tls.client_key,
+        },
+    }
+    if command == "explain":
+        text = config_text({"one": {**keys, "discovery_auth": {"oauth": oauth}}})
+        arguments = ["explain", "one"]
+    else:
+        table = {**keys, "auth": {"oauth": oauth}, "address": f"127.0.0.1:{free_port()}"}
+        lines = [f"{key} = {toml(value)}" for key, value in table.items()]
+        text = "\n".join(["[publish.one]", *lines, ""])
+        arguments = ["publish", "one"]
+    (tmp_path / "config.toml").write_text(text)
+    world.login.asked.clear()
+    world.secure.asked.clear()
+    argv = [sys.executable, "-m", "sidecar", *arguments, "--config", f"{tmp_path}/config.toml"]
+    async with running(Process(command, argv)) as process:
+        with trio.fail_after(20):
+            while not world.secure.at("/mutual/.well-known/agent-card.json"):
+                assert process.alive or command == "explain", process.log()
+                await trio.sleep(0.02)
+        (fetch, *_) = world.secure.at("/mutual/.well-known/agent-card.json")
+        assert fetch.certificate
+        assert fetch.headers["authorization"].startswith(f"Bearer {TOKEN}-")
+    assert world.login.at("/token")
+    assert not any(one.certificate for one in world.login.at("/token"))
 
 
 @pytest.mark.parametrize(
